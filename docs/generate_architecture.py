@@ -79,7 +79,10 @@ BOXES = (
         20, 445, 300, "Batches", "data/batches.py", ("your data, at the position of the run",),
         {"batch": 1},
     ),
-    Box(20, 545, 300, "Signals", "supervision/signals.py", ("Ctrl-C, SIGTERM, SIGHUP",), {"signal": 1}),
+    Box(
+        20, 545, 300, "Interruption", "supervision/signals.py", ("Ctrl-C, SIGTERM, SIGHUP",),
+        {"signal": 1},
+    ),
     Box(
         680, 445, 300, "ReplicaStep", "step/replica_step.py", ("your train_step on one replica",),
         {"batch": 3, "gradient": 1},

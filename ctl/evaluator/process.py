@@ -31,7 +31,7 @@ def follow(
     watched: WatchedCheckpoints,
     evaluate: Callable[[Manifest], Mapping[str, float] | None],
     writers: WriterGroup,
-    received: signals.Signals,
+    interruption: signals.Interruption,
 ) -> dict[str, float]:
     """Evaluates until the training has ended.
 
@@ -40,7 +40,7 @@ def follow(
       watched: Checkpoints of the training.
       evaluate: Restores and evaluates a checkpoint, and returns the means; None if a signal interrupts it.
       writers: Metric writers.
-      received: Signals, which end the evaluation.
+      interruption: Received signals, which end the evaluation.
 
     Returns:
       The newest means as "eval_<name>".
@@ -59,16 +59,16 @@ def follow(
         newest.clear()
         means = evaluate(manifest)
         if means is None:
-            raise _stopped(received, following)
+            raise _stopped(interruption, following)
         newest.update(means)
 
     end, detail = RunEnd.FAILED, ""
     _log.info("Evaluating each checkpoint in %s after its save.", watched.directory)
     try:
-        with received:
-            detail = following.run(evaluate_next, lambda: received.received is not None)
-        if received.received is not None:
-            raise _stopped(received, following)
+        with interruption:
+            detail = following.run(evaluate_next, lambda: interruption.received is not None)
+        if interruption.received is not None:
+            raise _stopped(interruption, following)
         end = RunEnd.TRAINING_ENDED
     except CtlError as e:
         is_stopped = isinstance(e, Stopped)
@@ -80,8 +80,8 @@ def follow(
     return {f"eval_{name}": value for name, value in newest.items()}
 
 
-def _stopped(received: signals.Signals, following: Following) -> Stopped:
-    number = received.received or signal.SIGTERM
+def _stopped(interruption: signals.Interruption, following: Following) -> Stopped:
+    number = interruption.received or signal.SIGTERM
     return Stopped(
         f"Stopped by {signals.signal_name(number)} after {following.count} evaluations; the same command "
         "continues from there.",

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ctl.metrics.protocol import Progressed, RunEnd
 from ctl.supervision import heartbeat
-from ctl.supervision.signals import Signals
+from ctl.supervision.signals import Interruption
 
 _ROUND_SECS = 2.0  # between synchronizations if no action is due earlier
 _LOOPS_PER_ROUND = 4
@@ -40,14 +40,14 @@ class RoundPacing:
     def __init__(self, loop: RoundRunner):
         self._loop = loop
 
-    def begin(self, signals: Signals, note: Callable[[Any], None]) -> None:
+    def begin(self, interruption: Interruption, note: Callable[[Any], None]) -> None:
         """Starts to watch the workers during rounds.
 
         Args:
-          signals: Signals that end a round early.
+          interruption: Received signals, which end a round early.
           note: Notifies the metric writers.
         """
-        self._loop.watch_with(Watch(self._loop.completed, signals, note))
+        self._loop.watch_with(Watch(self._loop.completed, interruption, note))
 
     def length(self, length: int, is_auto: bool, steps_per_sec: float, limits: Sequence[int]) -> int:
         """Returns the number of steps of the next round.
@@ -74,11 +74,11 @@ class Watch:
     def __init__(
         self,
         completed: Callable[[], int],
-        signals: Signals,
+        interruption: Interruption,
         note: Callable,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self._completed, self._signals, self._note, self._clock = completed, signals, note, clock
+        self._completed, self._interruption, self._note, self._clock = completed, interruption, note, clock
         self._step, self._progressed, self._polled, self._has_warned = -1, 0.0, 0.0, False
         self.begin()
 
@@ -103,4 +103,4 @@ class Watch:
                     time_secs - self._progressed,
                     step,
                 )
-        return self._signals.received is not None
+        return self._interruption.received is not None

@@ -3,7 +3,7 @@
     with signals.immediate_exit():            # ctl.run: while there is no state to save
         with signals.default_action():        # while TensorFlow connects the workers
             strategy = ...
-        with signals.Signals() as received:   # the steps
+        with signals.Interruption() as received:   # the steps
             if received.received: ...
 
 When TensorFlow's multi-worker runtime starts its server, it installs a handler for SIGTERM that ignores the
@@ -35,13 +35,13 @@ _REINSTALL_SECS = 0.002
 _EXIT_SECS = 10.0  # timeout of the exit functions
 
 
-class Signals:
+class Interruption:
     """A context that records the first signal. Outside of the main thread it is a no-op.
 
     Enter it after the creation of the strategy, see above.
 
-    >>> with Signals() as signals:
-    ...     if signals.received: ...
+    >>> with Interruption() as interruption:
+    ...     if interruption.received: ...
 
     Attributes:
       received: Number of the first signal, or None.
@@ -51,7 +51,7 @@ class Signals:
         self.received: int | None = None
         self._previous: dict = {}
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> "Interruption":
         self._previous = _install(self._handle)
         return self
 
@@ -94,7 +94,7 @@ class Signals:
 def immediate_exit() -> Iterator[None]:
     """Ends the process on a signal within the block, with exit code 130 or 143, without a checkpoint.
 
-    `Signals` may be used inside, for the part that has a state to save.
+    `Interruption` may be used inside, for the part that has a state to save.
     """
     previous = _install(_end_process)
     try:

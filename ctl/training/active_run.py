@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunInfo
-from ctl.supervision.signals import Signals
+from ctl.supervision.signals import Interruption
 from ctl.training.batch_size_check import BatchSizeCheck
 
 
@@ -16,12 +16,12 @@ class ActiveRun:
 
     Attributes:
       writers: Metric writers of the run.
-      signals: Received signals, which end the run and its evaluations.
+      interruption: Received signals, which end the run and its evaluations.
       info: Description of the run for writers, or None in an evaluator process.
     """
 
     writers: WriterGroup
-    signals: Signals
+    interruption: Interruption
     info: RunInfo | None = None
 
 
@@ -74,9 +74,9 @@ class Activity:
         return None if self.run is None else self.run.writers
 
     @property
-    def signals(self) -> Signals | None:
+    def interruption(self) -> Interruption | None:
         """Signals received by the current run, or None."""
-        return None if self.run is None else self.run.signals
+        return None if self.run is None else self.run.interruption
 
     def record_profile(self) -> None:
         """Records that `ctl profile` has reported."""

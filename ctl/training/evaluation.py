@@ -22,7 +22,7 @@ from ctl.metrics.figures import array_event
 from ctl.metrics.protocol import Ended, RunEnd
 from ctl.step import keras_metrics
 from ctl.supervision import heartbeat
-from ctl.supervision.signals import Signals
+from ctl.supervision.signals import Interruption
 from ctl.training import input_pipeline, validation
 from ctl.training.default_writers import writers_of_run
 from ctl.training.graph_loop import StepLoop
@@ -72,7 +72,7 @@ def _evaluate(prepared: PreparedTrainer, options: RunOptions, applies_decisions:
         batches = input_pipeline.open_eval_batches(prepared)
     with task.moving_averages.in_place(), keras_metrics.SetAside(task.metrics):
         is_chief = prepared.world.is_chief
-        packed, ran = _run(loop, batches, all_reduce, is_chief=is_chief, signals=activity.signals)
+        packed, ran = _run(loop, batches, all_reduce, is_chief=is_chief, interruption=activity.interruption)
         if not ran:
             raise UsageError("eval_data ended before its first batch; expected at least one.")
         packed = all_reduce.sum(loop.totals.broadcast(packed).ravel())
@@ -128,7 +128,12 @@ def leave_together(world: World) -> None:
 
 
 def _run(
-    loop: StepLoop, batches: Batches, agreement: HostAllReduce, *, is_chief: bool, signals: Signals | None
+    loop: StepLoop,
+    batches: Batches,
+    agreement: HostAllReduce,
+    *,
+    is_chief: bool,
+    interruption: Interruption | None,
 ) -> tuple[Any, int]:
     """Runs all batches.
 
@@ -162,7 +167,7 @@ def _run(
                 length.took(steps=ran, secs=time.perf_counter() - start)
             heartbeat.current.record_progress()
             total, remaining = total + ran, remaining - ran
-            _agree(agreement, length, is_chief, signals, error)
+            _agree(agreement, length, is_chief, interruption, error)
             if ran < num_steps:
                 break
     finally:
@@ -191,11 +196,11 @@ def _agree(
     agreement: HostAllReduce,
     length: LoopLength,
     is_chief: bool,
-    signals: Signals | None,
+    interruption: Interruption | None,
     error: Exception | None,
 ) -> None:
     """Workers adopt the length of the chief. A signal or an error of one worker ends the evaluation."""
-    signal_votes = signals.votes() if signals else [0.0, 0.0]
+    signal_votes = interruption.votes() if interruption else [0.0, 0.0]
     chooses_length = is_chief or agreement.num_workers == 1  # an evaluator is no chief
     vote = [float(length.proposed) if chooses_length else 0.0, float(error is not None), *signal_votes]
     steps, failed, *signal_votes = agreement.sum(vote)
@@ -204,5 +209,5 @@ def _agree(
         raise error
     if failed:
         raise FailedElsewhere
-    if signals is not None and signals.apply_votes(signal_votes):
+    if interruption is not None and interruption.apply_votes(signal_votes):
         raise Interrupted

@@ -19,7 +19,7 @@ from ctl.training.task import Task
 
 def follow_training(prepared: PreparedTrainer, options: RunOptions) -> dict[str, float]:
     """Evaluates each checkpoint of a training until it has ended; see `process.follow`."""
-    watched, received = prepared.checkpointing.manager, signals.Signals()
+    watched, interruption = prepared.checkpointing.manager, signals.Interruption()
     assert isinstance(watched, WatchedCheckpoints)
 
     def evaluate(manifest: Manifest) -> Mapping[str, float] | None:
@@ -32,8 +32,8 @@ def follow_training(prepared: PreparedTrainer, options: RunOptions) -> dict[str,
         return means
 
     writers = _writers(prepared.config.model_dir, options)
-    with prepared.activity.running(ActiveRun(writers, received)):
-        return process.follow(prepared.config.model_dir, watched, evaluate, writers, received)
+    with prepared.activity.running(ActiveRun(writers, interruption)):
+        return process.follow(prepared.config.model_dir, watched, evaluate, writers, interruption)
 
 
 def watched_checkpoints(

@@ -1,6 +1,6 @@
 """Training loop: the length of graph calls, the due actions, and the end of the steps.
 
-for loop in TrainLoop(...).loops(step, steps, signals):
+for loop in TrainLoop(...).loops(step, steps, interruption):
     loop.step      # number of completed steps
     loop.due       # actions on which the workers have agreed; `ctl.training.run` executes them
     loop.end       # the reason why this is the last one, or None
@@ -26,7 +26,7 @@ from ctl.profiling.loop_observer import CompletedLoop
 from ctl.step.averaging import Totals
 from ctl.step.reducers.reducer import GradientReducer
 from ctl.supervision import heartbeat
-from ctl.supervision.signals import Signals
+from ctl.supervision.signals import Interruption
 from ctl.training.loop_length import Interval, LoopLength
 from ctl.training.marks import Marks
 from ctl.training.observers import ObserverGroup
@@ -180,10 +180,10 @@ class TrainLoop:
         self._rate = 0.0  # steps per second, the newest known
         self._pacing = graph_loop.pacing()
 
-    def loops(self, step: int, steps: int | None, signals: Signals) -> Iterator[Loop]:
+    def loops(self, step: int, steps: int | None, interruption: Interruption) -> Iterator[Loop]:
         """Yields graph calls from `step` to `steps` completed steps, or to the end of the data if None."""
         self._agree_at = step
-        self._pacing.begin(signals, self._writers.note)
+        self._pacing.begin(interruption, self._writers.note)
         mark = self._next_mark(step)
         end = None
         while end is None and (steps is None or step < steps):
@@ -200,7 +200,7 @@ class TrainLoop:
             is_required = is_last or self._observes_weights or bool(due & _PLANNED)
             self._has_equal_weights = self._graph_loop.reducer.equalize_weights(step, is_required)
             stop = self._call_hook(step, ran)
-            stop, due, signalled = self._agree(step, stop, due, signals)
+            stop, due, signalled = self._agree(step, stop, due, interruption)
             if ran < num_steps:
                 end = self._pacing.end_of_short_loop(signalled)
             elif stop or signalled:
@@ -284,7 +284,9 @@ class TrainLoop:
             self._failure = e  # all workers stop at this step, and a checkpoint is saved
             return True
 
-    def _agree(self, step: int, stop: bool, due: Action, signals: Signals) -> tuple[bool, Action, bool]:
+    def _agree(
+        self, step: int, stop: bool, due: Action, interruption: Interruption
+    ) -> tuple[bool, Action, bool]:
         """Returns (stop, due, signalled), equal on all workers.
 
         A run stops if one worker requests it. Actions are due by the clock of the chief.
@@ -293,10 +295,10 @@ class TrainLoop:
             return stop, due, False
         if self._agreement.num_workers == 1:
             self._length.adopt(self._length.proposed)
-            return stop, due | self._due_by_clock(), signals.received is not None
+            return stop, due | self._due_by_clock(), interruption.received is not None
         if step < self._agree_at and not due and self._hooks.after_loop is None:
             return stop, due, False
-        sigterm, interrupt = signals.votes()
+        sigterm, interrupt = interruption.votes()
         vote = Vote(stop=float(stop), sigterm=sigterm, interrupt=interrupt)
         if self._is_chief:
             self._rate = self.interval.steps_per_sec() or self._rate
@@ -312,5 +314,5 @@ class TrainLoop:
         total = Vote(*self._observers.sum_over_workers(vote, self._agreement.sum))
         self._length.adopt(int(total.length))
         self._agree_at = step + max(1, int(total.wait))
-        signalled = signals.apply_votes([total.sigterm, total.interrupt])
+        signalled = interruption.apply_votes([total.sigterm, total.interrupt])
         return bool(total.stop), due | total.due, signalled

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ctl.metrics.protocol import RunEnd
-from ctl.supervision.signals import Signals
+from ctl.supervision.signals import Interruption
 
 
 class Pacing(Protocol):
@@ -16,7 +16,7 @@ class Pacing(Protocol):
 
     has_other_processes: bool
 
-    def begin(self, signals: Signals, note: Callable[[Any], None]) -> None: ...
+    def begin(self, interruption: Interruption, note: Callable[[Any], None]) -> None: ...
     def length(self, length: int, is_auto: bool, steps_per_sec: float, limits: Sequence[int]) -> int: ...
     def end_of_short_loop(self, is_interrupted: bool) -> RunEnd: ...
 
@@ -26,7 +26,7 @@ class SynchronousPacing:
 
     has_other_processes = False
 
-    def begin(self, signals: Signals, note: Callable[[Any], None]) -> None:
+    def begin(self, interruption: Interruption, note: Callable[[Any], None]) -> None:
         """No-op."""
 
     def length(self, length: int, is_auto: bool, steps_per_sec: float, limits: Sequence[int]) -> int:

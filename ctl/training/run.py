@@ -20,6 +20,7 @@ from ctl.training.loop_observers import create_observers, create_profiler
 from ctl.training.marks import Marks
 from ctl.training.prepared import PreparedTrainer
 from ctl.training.run_options import RunOptions
+from ctl.training.run_result import RunResult
 
 _log = logging.getLogger("ctl")
 _EVALUATION = Action.EVALUATE | Action.WITHOUT_CALLBACKS
@@ -30,11 +31,6 @@ class Run:
     """The steps of one call of `Trainer.train`, and the execution of due actions.
 
     Attributes:
-      means: Means of the newest log.
-      metrics: Metrics of the newest evaluation.
-      rates: Pairs (steps, seconds) of each log, of training alone.
-      best: Origin of the weights that were restored at the end, or None.
-      sentences: Sentences about the end for the user.
       batches: Training data.
       writers: Metric writers.
       total: Number of steps to complete; None: until the data ends.
@@ -81,13 +77,13 @@ class Run:
             ),
         )
         self._interval = self.loop.interval
-        self.metrics, self.means = dict[str, float](), dict[str, float]()
-        self.best: BestWeights | None = None
-        self.rates: list[tuple[int, float]] = []
+        self._metrics, self._means = dict[str, float](), dict[str, float]()
+        self._best: BestWeights | None = None
+        self._rates: list[tuple[int, float]] = []
         self._rates_used: dict[str, float] = {}  # learning rates, before a hook may have changed them
         self._saved_at = self._evaluated_at = -1
         self._pending = NO_ACTION  # evaluation that a signal has prevented
-        self.sentences: tuple[str, ...] = ()
+        self._sentences: tuple[str, ...] = ()
         self._wants_stop = self._interrupted = False  # by a callback; an evaluation, by a signal
         self._in_pass = 0  # steps of the first pass over data of unknown length
         progress = self._checkpointing.progress
@@ -98,17 +94,17 @@ class Run:
         callbacks = self._callbacks
         callbacks.end()
         if callbacks.stop_reason:
-            self.sentences = (f"Stopped at step {self._prepared.step}: {callbacks.stop_reason}.",)
+            self._sentences = (f"Stopped at step {self._prepared.step}: {callbacks.stop_reason}.",)
         if callbacks.best is not None:
-            self.best = callbacks.best
-            self.sentences += (f"Restored the weights of step {self.best.step}.",)
-            self.metrics = dict(self.best.values) if self.best.run == "eval" else self.metrics
-            self.means = dict(self.best.values) if self.best.run == "train" else self.means
+            self._best = callbacks.best
+            self._sentences += (f"Restored the weights of step {self._best.step}.",)
+            self._metrics = dict(self._best.values) if self._best.run == "eval" else self._metrics
+            self._means = dict(self._best.values) if self._best.run == "train" else self._means
 
-    def results(self) -> dict[str, float]:
-        """Returns the newest metrics, or those of the restored weights with their step, `best_step`."""
-        best = {} if self.best is None else {"best_step": self.best.step}
-        return {**self.means, **{f"eval_{name}": value for name, value in self.metrics.items()}, **best}
+    def result(self) -> RunResult:
+        """Returns the newest metrics, or those of the restored weights."""
+        best_step = None if self._best is None else self._best.step
+        return RunResult(self._means, self._metrics, best_step, self._sentences, tuple(self._rates))
 
     def _after_loop(self, step: int, means: dict[str, float]) -> Any:
         self._rates_used = run_metadata.learning_rates(self._prepared.task)
@@ -123,10 +119,10 @@ class Run:
         self._interval.restore(state.get("interval", {}))
         names = state.get("pending", ())
         self._pending = combined(action for action, name in _NAME_IN_MANIFEST.items() if name in names)
-        self.metrics = dict(metrics)
+        self._metrics = dict(metrics)
         self._evaluated_at = step if metrics else -1
 
-    def train(self, received: signals.Signals) -> RunEnd:
+    def train(self, interruption: signals.Interruption) -> RunEnd:
         """Trains until all steps are complete, the data ends or the run is stopped, and saves."""
         first = step = self._saved_at = self._prepared.step
         if self._callbacks.stopped:
@@ -137,7 +133,7 @@ class Run:
         end = None
         while end is None:
             try:
-                step, end = self._train_from(step, received)
+                step, end = self._train_from(step, interruption)
                 if end is RunEnd.DATA_ENDED and self.batches.passes is not None:
                     end = self._end_pass(step)
             except RollBack as back:
@@ -154,11 +150,11 @@ class Run:
             raise failure
         return RunEnd.SIGNAL if self._interrupted else end
 
-    def _train_from(self, step: int, received: signals.Signals) -> tuple[int, RunEnd]:
+    def _train_from(self, step: int, interruption: signals.Interruption) -> tuple[int, RunEnd]:
         """Executes the due actions after each loop. Returns the last step and the reason of the end."""
         if not self._interrupted:
             _notify_begin(self._callbacks, step, self.total)
-        loops = self.loop.loops(step, self.total, received) if self._over() is None else ()
+        loops = self.loop.loops(step, self.total, interruption) if self._over() is None else ()
         for loop in loops:
             step = loop.step
             self._in_pass += loop.steps
@@ -259,24 +255,24 @@ class Run:
 
     def _end_epoch(self, step: int) -> None:
         epoch = round(step / (self.batches.steps_per_epoch or step) + 1e-9)
-        self._wants_stop |= self._callbacks.notify("after_epoch", step, epoch, step, dict(self.means))
+        self._wants_stop |= self._callbacks.notify("after_epoch", step, epoch, step, dict(self._means))
 
     def _log(self, step: int, clear: bool = True, watched: bool = True) -> None:
         interval = self._interval
         interval.fetch(self._all_reduce.sum)
-        self.means = interval.means()
-        values, per_step = dict(self.means), interval.num_examples() / max(1, interval.steps)
+        self._means = interval.means()
+        values, per_step = dict(self._means), interval.num_examples() / max(1, interval.steps)
         if self.writers:
             rate = interval.steps_per_sec()
             values |= self._rates_used or run_metadata.learning_rates(self._prepared.task)
             if rate is not None:
                 values |= {"steps_per_sec": rate, "examples_per_sec": rate * per_step}
-                self.rates.append((interval.timed_steps, interval.secs))
+                self._rates.append((interval.timed_steps, interval.secs))
             self.writers.write(step, values, "train")
             for name, array in interval.arrays.items():
                 self.writers.note(array_event(step, name, array, "train"))
         if watched:  # at marks only, so that a resumed run notifies the callbacks at the same steps
-            self._wants_stop |= self._callbacks.notify("on_metrics", step, step, self.means, "train")
+            self._wants_stop |= self._callbacks.notify("on_metrics", step, step, self._means, "train")
         check = self._prepared.activity.batch_size_check
         sizes = self._prepared.config.global_batch_size, self._prepared.world.topology.num_replicas
         check.after_log(*sizes, self.batches, interval)
@@ -297,12 +293,12 @@ class Run:
                 result = evaluation.evaluate_trainer(
                     self._prepared, self._options, applies_decisions=applies
                 )
-                self.metrics = dict(result.means)
+                self._metrics = dict(result.means)
         except Interrupted:
             self._pending, self._interrupted = requested, True
             return
         if applies:
-            self._wants_stop |= notify("on_metrics", step, step, self.metrics, "eval")
+            self._wants_stop |= notify("on_metrics", step, step, self._metrics, "eval")
         if self._failure is None:
             self._evaluated_at = step
             self._complete(step, before)
@@ -312,7 +308,7 @@ class Run:
         after = self._prepared.state.small_values()
         same = len(before) == len(after) and all(map(np.array_equal, before, after))
         if same and self._prepared.world.is_chief:
-            same = self._checkpointing.manager.amend(step, self.metrics, self._state(NO_ACTION))
+            same = self._checkpointing.manager.amend(step, self._metrics, self._state(NO_ACTION))
         if self._all_reduce.sum([0.0 if same else 1.0])[0]:
             self._saved_at = -1
             self._save(step)
@@ -324,7 +320,7 @@ class Run:
         self._saved_at = step
         if self._interval.steps:
             self._interval.fetch(self._all_reduce.sum)
-        metrics = self.metrics if self._evaluated_at == step else {}
+        metrics = self._metrics if self._evaluated_at == step else {}
         self._checkpointing.record_state(metrics, self._state(pending))
         with heartbeat.current.enter_phase(heartbeat.SAVING), self.profiler.saving():
             configuration = run_metadata.plain_configuration(self._prepared, self._options)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +27,7 @@ from ctl.metrics.protocol import RunInfo
 from ctl.tensorflow_patches import optimizer_attributes
 from ctl.training.prepared import PreparedTrainer
 from ctl.training.run_options import RunOptions
+from ctl.training.run_result import RunResult
 from ctl.training.task import Task
 from ctl.version import __version__
 
@@ -241,42 +241,27 @@ def _learning_rate(optimizer: Any) -> float | None:
         return None
 
 
-@dataclass(frozen=True)
-class Measurements:
-    """Speed and metrics of a run.
-
-    Attributes:
-      rates: (steps, seconds) of each log interval, training alone.
-      means: Means of the newest log interval.
-      metrics: Metrics of the newest evaluation; empty if there was none.
-      best_step: Step of the weights that were restored at the end, or None.
-    """
-
-    rates: Sequence[tuple[int, float]]
-    means: Mapping[str, float]
-    metrics: Mapping[str, float]
-    best_step: int | None
-
-
 def summary_of(
-    measured: Measurements,
-    steps: int,
-    secs: float,
-    *,
-    model_dir: str,
-    log_dir: str,
-    exported: Sequence[str],
+    result: RunResult, steps: int, secs: float, directories: tuple[str, str], exported: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns label -> value, shown at the end of a run of `steps` steps in `secs` seconds."""
+    """Returns label -> value, shown at the end of a run.
+
+    Args:
+      result: Metrics and speed of the run.
+      steps: Number of steps of the run.
+      secs: Duration (seconds).
+      directories: model_dir and the directory of TensorBoard's event files, or empty strings.
+      exported: Paths of the exported models.
+    """
+    model_dir, log_dir = directories
     summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
-    timed_secs = sum(interval_secs for _, interval_secs in measured.rates)
-    if timed_secs:
-        summary["speed"] = f"{sum(count for count, _ in measured.rates) / timed_secs:,.1f} steps/s"
-    if measured.best_step is not None:
-        summary["best step"] = str(measured.best_step)
+    if result.steps_per_sec is not None:
+        summary["speed"] = f"{result.steps_per_sec:,.1f} steps/s"
+    if result.best_step is not None:
+        summary["best step"] = str(result.best_step)
     summary |= {
-        f"{'eval' if measured.metrics else 'train'} {name}": f"{value:.4f}"
-        for name, value in (measured.metrics or measured.means).items()
+        f"{'eval' if result.metrics else 'train'} {name}": f"{value:.4f}"
+        for name, value in (result.metrics or result.means).items()
         if not name.startswith("gradient_norm")
     }
     if model_dir:

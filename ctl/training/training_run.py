@@ -4,7 +4,6 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ctl.distribute import exit_barrier
 from ctl.errors import UsageError
@@ -59,9 +58,9 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
     run_metadata.write_config(prepared, options)
     writers.note(Started(start, run.total, info, resumed_from, compiles=not run.graph_loop.has_run))
     outcome, error_name, paths = RunEnd.FAILED, "", list[str]()
-    received = signals.Signals()
+    interruption = signals.Interruption()
     stack = contextlib.ExitStack()
-    stack.enter_context(prepared.activity.running(ActiveRun(writers, received, info)))
+    stack.enter_context(prepared.activity.running(ActiveRun(writers, interruption, info)))
     checkpointing.start_run()
     try:
         prepared.callbacks.notify("before_training", start, start)
@@ -69,15 +68,7 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
         with heartbeat.current.limit_phase(prepared.config.step_timeout_secs, heartbeat.COMPILING):
             run.graph_loop.trace(run.batches)  # until here a signal finds nothing to save
         fence = None if request.lease is None else request.lease.check_now
-        with (
-            received,
-            watch_progress(prepared),
-            checkpointing.opened(lambda step, path: writers.note(Saved(step, path)), fence),
-            run.observers.closing(),
-        ):
-            end = run.train(received)
-            if end is not RunEnd.SIGNAL:
-                run.restore_best_weights()
+        end = _train_steps(run, prepared, interruption, fence)
         if end is RunEnd.DATA_ENDED and prepared.step == start and not checkpointing.progress.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
         outcome = ends.precise_end(end, start, prepared.step, request.steps)
@@ -93,28 +84,41 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
         raise
     finally:
         secs = time.monotonic() - start_secs
-        summary = _summary(run, prepared.config.model_dir, options, prepared.step - start, secs, paths)
-        writers.note(Ended(prepared.step, outcome, summary, run.sentences, request.steps, error_name))
+        result, directories = run.result(), (prepared.config.model_dir, options.log_dir)
+        summary = run_metadata.summary_of(result, prepared.step - start, secs, directories, paths)
+        writers.note(Ended(prepared.step, outcome, summary, result.sentences, request.steps, error_name))
         stack.close()
         run.graph_loop.release()
     if end is not RunEnd.SIGNAL:
         checkpointing.manager.succeeded(prepared.state)
     evaluation.leave_together(prepared.world)  # when the chief has closed its writers too
-    if end is RunEnd.SIGNAL and received.received is not None:
+    if end is RunEnd.SIGNAL and interruption.received is not None:
         can_resume = bool(prepared.config.model_dir)
-        raise ends.stopped_error(prepared.step, received.received, can_resume=can_resume)
-    return run.results()
+        raise ends.stopped_error(prepared.step, interruption.received, can_resume=can_resume)
+    return result.values()
 
 
-def _summary(
-    run: Run, model_dir: str, options: RunOptions, steps: int, secs: float, exported: Sequence[str]
-) -> dict[str, Any]:
-    """Returns label -> value about a run of `steps` steps in `secs` seconds."""
-    best_step = None if run.best is None else run.best.step
-    measurements = run_metadata.Measurements(run.rates, run.means, run.metrics, best_step)
-    return run_metadata.summary_of(
-        measurements, steps, secs, model_dir=model_dir, log_dir=options.log_dir, exported=exported
-    )
+def _train_steps(
+    run: Run,
+    prepared: PreparedTrainer,
+    interruption: signals.Interruption,
+    fence: Callable[[], None] | None,
+) -> RunEnd:
+    """Trains and saves within the handlers of signals, the hang detector and the checkpoint manager."""
+
+    def notify_saved(step: int, path: str) -> None:
+        run.writers.note(Saved(step, path))
+
+    with (
+        interruption,
+        watch_progress(prepared),
+        prepared.checkpointing.opened(notify_saved, fence),
+        run.observers.closing(),
+    ):
+        end = run.train(interruption)
+        if end is not RunEnd.SIGNAL:
+            run.restore_best_weights()
+    return end
 
 
 def _open(

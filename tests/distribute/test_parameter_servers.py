@@ -15,7 +15,7 @@ from ctl.distribute.strategy_kind import has_parameter_servers, strategy_name
 from ctl.metrics.protocol import Progressed
 from ctl.parameter_server import worker_data
 from ctl.parameter_server.rounds import Watch
-from ctl.supervision.signals import Signals
+from ctl.supervision.signals import Interruption
 
 TASKS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
 
@@ -169,7 +169,7 @@ def test_the_chief_names_the_tasks_it_waits_for(caplog):
 
 
 def test_progress_is_told_and_a_stall_warned_of_once_and_a_signal_ends_the_wait(caplog):
-    now, step, notes, signals = [0.0], [5], [], Signals()
+    now, step, notes, signals = [0.0], [5], [], Interruption()
     look = Watch(lambda: step[0], signals, notes.append, lambda: now[0])
     with caplog.at_level(logging.WARNING, "ctl"):
         for now[0] in np.arange(0.0, 80.0, 0.5):

@@ -201,12 +201,12 @@ def test_a_signal_to_the_evaluator_is_its_exit_code(tmp_path, as_evaluator, monk
     train(tmp_path, steps=2)
     as_evaluator()
 
-    class Received(following.signals.Signals):
+    class Received(following.signals.Interruption):
         def __enter__(self):
             self.received = 15
             return self
 
-    monkeypatch.setattr(following.signals, "Signals", Received)
+    monkeypatch.setattr(following.signals, "Interruption", Received)
     with pytest.raises(ctl.Stopped, match="Stopped by SIGTERM after 0 evaluations") as caught:
         follow(tmp_path)
     assert caught.value.exit_code == 143

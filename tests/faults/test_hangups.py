@@ -67,7 +67,7 @@ def test_under_nohup_the_launcher_and_its_workers_go_on(job):
 IGNORES = """
 import os, signal
 from ctl.supervision import signals
-with signals.immediate_exit(), signals.Signals() as received:
+with signals.immediate_exit(), signals.Interruption() as received:
     os.kill(os.getpid(), signal.SIGHUP)
     print("ignored", received.received, flush=True)
 with signals.default_action():

@@ -10,7 +10,7 @@ from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunEnd
 from ctl.step.averaging import Totals
 from ctl.step.reducers.sum import SumReducer
-from ctl.supervision.signals import Signals
+from ctl.supervision.signals import Interruption
 from ctl.training.loop import TrainLoop, Vote
 from ctl.training.marks import Marks
 from ctl.training.pacing import SynchronousPacing
@@ -60,7 +60,7 @@ def ended(signals, other, then=lambda: None):
 
 def test_a_signal_that_comes_after_workers_have_agreed_to_stop_changes_nothing():
     """The other one knows nothing of it, and goes on to the last evaluation."""
-    signals = Signals()
+    signals = Interruption()
     came = ended(signals, [1, 0, 0], then=lambda: signals._handle(SIGTERM, None))
     assert came == (RunEnd.STOPPED, 1) and signals.received == SIGTERM
 
@@ -73,7 +73,7 @@ def test_a_signal_that_comes_after_workers_have_agreed_to_stop_changes_nothing()
     ],
 )  # fmt: skip
 def test_a_signal_to_any_worker_is_one_to_all_and_sigterm_comes_first(here, there, agreed):
-    signals = Signals()
+    signals = Interruption()
     if here:
         signals._handle(here, None)
     assert ended(signals, there) == (RunEnd.SIGNAL, 1)
@@ -89,7 +89,7 @@ def test_the_chief_s_clock_and_length_hold_on_all_workers():
         Marks(Intervals(steps_per_loop="auto", log=Every(), save=Every())), Chief(chiefs),
         is_chief=False, writers=WriterGroup([]),
     )  # fmt: skip
-    first, second = (loop for loop, _ in zip(steps.loops(0, 100, Signals()), range(2), strict=False))
+    first, second = (loop for loop, _ in zip(steps.loops(0, 100, Interruption()), range(2), strict=False))
     assert (first.step, first.due) == (1, Action.SAVE) and second.step == 8
 
 
