@@ -38,7 +38,7 @@ GUIDES = {
     ],
     "Horovod": ["horovod", "horovod_launcher"],
     "Platforms": [f"deploy/{name}" for name in ("environment", "docker", "vertex", "kubernetes", "slurm")],
-    "Project": ["architecture", "glossary"],
+    "Project": ["architecture", "tensorflow_patches", "glossary"],
 }  # fmt: skip
 CONFIG = """site_name: ctl
 site_description: Custom training loops for TensorFlow 2

@@ -30,7 +30,7 @@ def install_keras2_spellings() -> None:
     if base is None or hasattr(optimizer, "lr") or not switches.is_enabled("keras2_spellings"):
         return
     read = base.variables.fget
-    base.variables = property(lambda self: _Variables(read(self)), doc=base.variables.__doc__)
+    base.variables = property(_as_method(read), doc=base.variables.__doc__)
     optimizer.lr = property(
         lambda self: self.learning_rate,
         lambda self, value: setattr(self, "learning_rate", value),
@@ -40,6 +40,14 @@ def install_keras2_spellings() -> None:
         if "compile" in vars(cls):
             cls.compile = _without_old_words(vars(cls)["compile"])
             break
+
+
+def _as_method(read: Any) -> Any:
+    @functools.wraps(read)
+    def variables(self: Any) -> _Variables:
+        return _Variables(read(self))
+
+    return variables
 
 
 def _without_old_words(compile_model: Any) -> Any:

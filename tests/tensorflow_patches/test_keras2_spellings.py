@@ -1,5 +1,7 @@
 """Spellings of Keras 2 that Keras 3 refuses."""
 
+import inspect
+
 import keras
 import pytest
 from ctl.tensorflow_patches import keras2_spellings
@@ -8,11 +10,15 @@ from patching import turn_off
 
 @pytest.fixture(autouse=True)
 def original_classes(monkeypatch):
-    """Removes the spellings after a test."""
+    """Removes the spellings during a test, and those of the test after it."""
+    if "lr" in vars(keras.optimizers.Optimizer):
+        monkeypatch.delattr(keras.optimizers.Optimizer, "lr")
     for cls in {*keras.optimizers.Optimizer.__mro__, *keras.Model.__mro__}:
-        for name in ("variables", "compile", "lr"):
-            if name in vars(cls):
-                monkeypatch.setattr(cls, name, vars(cls)[name])
+        variables, compile_model = (vars(cls).get(name) for name in ("variables", "compile"))
+        if isinstance(variables, property):
+            monkeypatch.setattr(cls, "variables", property(inspect.unwrap(variables.fget)))
+        if compile_model is not None:
+            monkeypatch.setattr(cls, "compile", inspect.unwrap(compile_model))
     yield
     if "lr" in vars(keras.optimizers.Optimizer):
         del keras.optimizers.Optimizer.lr
