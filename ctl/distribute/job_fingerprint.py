@@ -85,7 +85,7 @@ def _own_code() -> dict[str, str]:
     for name, module in list(sys.modules.items()):
         file = str(getattr(module, "__file__", None) or "")
         if not file.endswith(".py") or name.startswith("ctl.") or file.startswith(installed):
-            continue  # leaves a few of thousands of modules
+            continue  # this condition skips all but a few of thousands of modules
         path = Path(file).resolve()
         if str(path).startswith(installed):
             continue
