@@ -1,4 +1,4 @@
-"""The engine of `ctl.hvd`: ranks agree on names and shapes, then tensors travel over TCP.
+"""Collectives runtime of `ctl.hvd`: negotiation of requests between ranks, and transfers over TCP.
 
-Horovod's API belongs to `hvd/`. Named tensors come in, sums, gathered or broadcast ones go out.
+Input and output are named tensors and their sums, concatenations or copies. Horovod's API is in `hvd/`.
 """

@@ -1,4 +1,4 @@
-"""Sums and scales of NumPy arrays, as Horovod's users expect them of each type."""
+"""Arithmetic of NumPy arrays with the roundings and dtypes of Horovod."""
 
 import functools
 import threading
@@ -12,21 +12,21 @@ AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 OPS = {AVERAGE: "Average", SUM: "Sum", ADASUM: "Adasum", MIN: "Min", MAX: "Max", PRODUCT: "Product"}
 _UFUNCS = {AVERAGE: np.add, SUM: np.add, MIN: np.minimum, MAX: np.maximum, PRODUCT: np.multiply}
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_BLOCK = 1 << 16  # elements that are added at a time: they stay in the cache
-_FEW = 1024  # elements for which asking TensorFlow costs more than it saves
+_BLOCK = 1 << 16  # elements per block, which fits into the cache
+_FEW = 1024  # elements; for fewer, a call of TensorFlow costs more than it saves
 _HALVES = (np.dtype(np.float16), _BFLOAT16)
 
 
 @functools.cache
 def dtype_named(name: str) -> np.dtype:
-    """NumPy's type for a name such as "float32" or "bfloat16"."""
+    """Returns the NumPy dtype for a name such as "float32" or "bfloat16"."""
     if hasattr(ml_dtypes, name):
         return np.dtype(getattr(ml_dtypes, name))
     return np.dtype(name)
 
 
 def reduce_to(out: np.ndarray, op: int, one: np.ndarray, other: np.ndarray) -> None:
-    """`out = one op other`, elementwise; sixteen-bit floats by way of float32."""
+    """Computes `out = one op other` elementwise. 16-bit floats are computed in float32."""
     if out.dtype == _BFLOAT16 and op in (SUM, AVERAGE) and out.size > _FEW:
         for start in range(0, out.size, _BLOCK):
             part = slice(start, start + _BLOCK)
@@ -41,7 +41,7 @@ def reduce_to(out: np.ndarray, op: int, one: np.ndarray, other: np.ndarray) -> N
 
 
 class _Scratch(threading.local):
-    """Memory of each thread that adds."""
+    """Scratch memory of each thread."""
 
     def __init__(self) -> None:
         self.words = np.empty((2, _BLOCK), np.uint32)
@@ -51,14 +51,17 @@ _scratch = _Scratch()
 
 
 def _add_bfloat16(out: np.ndarray, one: np.ndarray, other: np.ndarray) -> None:
-    """`out = one + other`, rounded to the nearest; in this thread, as TensorFlow's wait for others."""
+    """Computes `out = one + other`, rounded to nearest.
+
+    Runs in the calling thread, because TensorFlow's kernels wait for other threads.
+    """
     total, more = _scratch.words[:, : out.size]
     total[...], more[...] = one.view(np.uint16), other.view(np.uint16)
     total <<= 16
     more <<= 16
     wide = total.view(np.float32)
     with np.errstate(all="ignore"):
-        wide += more.view(np.float32)  # a NaN has no bits here that rounding could carry into others
+        wide += more.view(np.float32)  # the low bits of a NaN are 0, so rounding has no carry
     np.right_shift(total, 16, out=more)
     more &= 1
     more += 0x7FFF
@@ -68,7 +71,7 @@ def _add_bfloat16(out: np.ndarray, one: np.ndarray, other: np.ndarray) -> None:
 
 
 def _by_tensorflow(op: int, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Thirty times as fast as NumPy for sixteen-bit floats, and with the same roundings."""
+    """Returns `one op other`. For 16-bit floats 30 times as fast as NumPy, with the same roundings."""
     import tensorflow as tf
 
     of = {AVERAGE: tf.add, SUM: tf.add, MIN: tf.minimum, MAX: tf.maximum, PRODUCT: tf.multiply}
@@ -77,7 +80,7 @@ def _by_tensorflow(op: int, one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _of_halves(call: Callable[[Any], Any], halves: np.ndarray) -> np.ndarray:
-    """`call` in float32. NumPy takes a microsecond for ten numbers too small for sixteen bits."""
+    """Returns `call` of 16-bit floats in float32. NumPy takes 1 µs per ten numbers that underflow."""
     if halves.size <= _FEW:
         return narrowed(call(widened(halves)), halves.dtype)
     import tensorflow as tf
@@ -87,7 +90,7 @@ def _of_halves(call: Callable[[Any], Any], halves: np.ndarray) -> np.ndarray:
 
 
 def widened(halves: np.ndarray) -> np.ndarray:
-    """Sixteen-bit floats as float32, exactly."""
+    """Returns 16-bit floats as float32, exactly."""
     if halves.dtype == _BFLOAT16:
         bits = halves.view(np.uint16).astype(np.uint32)
         bits <<= 16
@@ -96,7 +99,7 @@ def widened(halves: np.ndarray) -> np.ndarray:
 
 
 def narrowed(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """float32 as sixteen-bit floats, to the nearest, ties to even."""
+    """Returns float32 values as 16-bit floats, rounded to nearest, ties to even."""
     if dtype != _BFLOAT16:
         with np.errstate(over="ignore"):
             return values.astype(dtype)
@@ -113,7 +116,7 @@ def narrowed(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def scaled(array: np.ndarray, factor: float) -> np.ndarray:
-    """`array * factor` in the array's type: integers by way of float64, cut towards zero."""
+    """Returns `array * factor` in the array's dtype. Integers are computed in float64 and truncated."""
     if factor == 1.0:
         return array
     if array.dtype in _HALVES:
@@ -124,12 +127,12 @@ def scaled(array: np.ndarray, factor: float) -> np.ndarray:
 
 
 def engine_divides(dtype: np.dtype) -> bool:
-    """Whether the rank that adds up a mean of this type divides it as well, while it is in the cache."""
+    """Returns True if the rank that sums a mean of this dtype also divides it, while it is in the cache."""
     return dtype in (np.float32, np.float64)
 
 
 def averaged(total: np.ndarray, count: int) -> np.ndarray:
-    """`total / count` in its own type, in place where it can be; integers are cut towards zero."""
+    """Returns `total / count` in the same dtype, in place if possible. Integers are truncated."""
     if count == 1:
         return total
     if total.dtype in _HALVES:
@@ -142,7 +145,7 @@ def averaged(total: np.ndarray, count: int) -> np.ndarray:
 
 
 def finished(total: np.ndarray, op: int, count: int, postscale: float) -> np.ndarray:
-    """What a rank makes of the reduced numbers of `count` ranks, in place where it can be."""
+    """Returns the final value of a reduction over `count` ranks: mean and scale, in place if possible."""
     mean = averaged(total, count) if op == AVERAGE else total
     if postscale != 1.0 and mean.dtype in (np.float32, np.float64) and mean.flags.writeable:
         return np.multiply(mean, mean.dtype.type(postscale), out=mean)
@@ -150,7 +153,7 @@ def finished(total: np.ndarray, op: int, count: int, postscale: float) -> np.nda
 
 
 def accumulate(total: np.ndarray, halves: np.ndarray) -> None:
-    """`total += halves`, a float32 sum of sixteen-bit floats."""
+    """Computes `total += halves`, a float32 sum of 16-bit floats."""
     if halves.size <= _FEW:
         total += widened(halves)
         return
@@ -161,7 +164,7 @@ def accumulate(total: np.ndarray, halves: np.ndarray) -> None:
 
 
 def rounded(total: np.ndarray, out: np.ndarray) -> None:
-    """`out = total`, float32 to sixteen bits."""
+    """Computes `out = total`, float32 to 16-bit floats."""
     if total.size <= _FEW:
         out[...] = narrowed(total, out.dtype)
         return
@@ -172,10 +175,10 @@ def rounded(total: np.ndarray, out: np.ndarray) -> None:
 
 
 def is_half(dtype: np.dtype) -> bool:
-    """Whether a type has sixteen bits per float: sums of more than two are made in float32."""
+    """Returns True for 16-bit floats. Their sums of more than two numbers are computed in float32."""
     return dtype in _HALVES
 
 
 def rows_of(total: int, count: int) -> list[int]:
-    """How `total` rows are dealt to `count` ranks: as equal as can be, the first ones get more."""
+    """Returns the number of rows of each of `count` ranks. The first ranks get the remainder."""
     return [total // count + (i < total % count) for i in range(count)]

@@ -59,9 +59,11 @@ class Connections:
 def connect_ranks(
     ranks: Ranks, settings: Settings, lost: Callable[[], str] = str, server: socket.socket | None = None
 ) -> Connections:
-    """Returns the connections of this rank, when every rank is connected to every other.
+    """Returns the connections of this rank when all ranks are connected to each other.
 
     Args:
+      ranks: Ranks of this process.
+      settings: Timeouts and the secret of the job.
       lost: Polled. Returns a message about a rank that failed to start, or an empty string.
       server: A socket that listens at this rank's address. None creates one.
 
@@ -91,7 +93,7 @@ class _Rendezvous:
         self._accepted: dict[int, socket.socket] = {}
         self._control: socket.socket | None = None
         check_descriptors(ranks.size)
-        self._call_error = ""  # of the newest call
+        self._call_error = ""  # error of the newest call
         self._listener = Listener(server or self._listening(), self._endpoint(ranks.rank), self._refusal)
         self._arrivals: queue.SimpleQueue[tuple[socket.socket, dict]] = queue.SimpleQueue()
         self._is_over = threading.Event()
@@ -196,7 +198,7 @@ class _Rendezvous:
                 wait_secs = 0.0
                 accepted = self._accepted if claim["role"] == "control" else self._peers
                 previous = accepted.get(claim["rank"])
-                if previous is not None:  # the rank has not received the answer, and has called again
+                if previous is not None:  # the rank has connected again, without the answer
                     previous.close()
                 accepted[claim["rank"]] = sock
 

@@ -57,7 +57,7 @@ class Call:
     is_eager: bool = True
     line: str = ""
     ignores_scope: bool = False  # the name of a node is the same within any name scope
-    joined: Layout | None = None  # layout of tensors that are joined to one
+    joined: Layout | None = None  # layout of concatenated tensors
     names: Sequence[str] = ()  # names of collectives that are fused to this one
     fuses: bool = False  # can be fused with other calls of a function
 

@@ -85,7 +85,7 @@ class FunctionSignals:
             return _FunctionSignal(queue, tf.raw_ops.SerializeTensor(tensor=queue).numpy(), self)
 
     def release(self, signal: "_FunctionSignal") -> None:
-        """Takes a signal back."""
+        """Returns a signal to the pool."""
         with self._lock:
             self._free.append(signal)
 

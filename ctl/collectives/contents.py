@@ -1,6 +1,6 @@
-"""What the tensors of a collective are called here, for the sentence of an error about it.
+"""Descriptions of the tensors of collectives on this rank, for error messages.
 
-Only names of collectives travel, and are the same on all ranks; what is in them each rank knows itself.
+Only the names of collectives are sent, and are equal on all ranks. The descriptions stay on each rank.
 """
 
 import re
@@ -11,12 +11,12 @@ _contents: dict[str, tuple[str, ...]] = {}
 
 
 def name_contents(name: str, contents: Sequence[str]) -> None:
-    """The tensors of the collectives of this name, from now on."""
+    """Sets the tensor names of the collectives with this name."""
     _contents[name] = tuple(contents)
 
 
 def said(text: str) -> str:
-    """ " Its tensors are ..." for a text that begins with a name that was described; else nothing."""
+    """Returns " Its tensors are ..." for a message that starts with a described name, else ""."""
     name = text.partition(": ")[0]
     found = _contents.get(name) or _contents.get(re.sub(r"_\d+$", "", name))
     if not found:

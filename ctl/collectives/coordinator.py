@@ -1,7 +1,8 @@
-"""Rank 0 knows what every rank has asked for, and says when to begin, and in which order.
+"""Coordinator on rank 0. It pairs the requests of all ranks and schedules the collectives.
 
-Each rank is answered in one order, so no two of them ever wait in different collectives; small ones
-are done here, with the numbers that came along. One thread; see `Engine` for the other side.
+All ranks receive the responses in the same order, so no two ranks can wait in different collectives. The
+coordinator executes small collectives, because their requests contain the data. It has one thread. `Engine`
+is the other side.
 """
 
 import contextlib
@@ -19,20 +20,20 @@ from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
 
-PAUSE_SECS = 5.0  # between two looks of one process that was not stopped
+PAUSE_SECS = 5.0  # a longer interval between polls means that the process was stopped
 _TICK_SECS = 0.5
-_SIGNS = 4  # of life, within the time that may pass without one
-_ABORT_SECS = 5.0  # for the other ranks to hear why
+_SIGNS = 4  # heartbeats within the limit for silence
+_ABORT_SECS = 5.0  # to send the error message to the other ranks
 _RETRY_SECS = 0.01
 
 
 class Coordinator:
-    """Owns one socket per rank and a thread.
+    """Thread that exchanges messages with all ranks, over one socket per rank.
 
     Args:
-      sockets: rank -> connection to it, its own included.
-      settings: how long to wait before somebody is told.
-      timeline: where what is negotiated is drawn.
+      sockets: Rank -> connection, including this rank.
+      settings: Timeouts.
+      timeline: Trace of the negotiation.
     """
 
     def __init__(self, sockets: Mapping[int, socket.socket], settings: Settings, timeline: Timeline):
@@ -40,7 +41,7 @@ class Coordinator:
         self._timeline = timeline
         self._agreement = Agreement(len(sockets), settings, timeline)
         self._inboxes = {rank: Inbox() for rank in sockets}
-        self._templates: dict[tuple[int, int], Request] = {}  # (rank, id) of what was said in full
+        self._templates: dict[tuple[int, int], Request] = {}  # (rank, id) -> complete request
         self._silence_secs = settings.silence
         now = time.monotonic()
         self._heard_at = dict.fromkeys(sockets, now)
@@ -52,16 +53,16 @@ class Coordinator:
         self._thread = threading.Thread(target=self._run, name="hvd-coordinator", daemon=True)
 
     def start(self) -> None:
-        """Begins to answer."""
+        """Starts the thread."""
         self._thread.start()
 
     def bytes_sent(self, rank: int) -> int:
-        """To one rank, so far."""
+        """Returns the number of bytes sent to one rank."""
         return self._agreement.outboxes[rank].bytes_sent
 
     @property
     def remote_sockets(self) -> list[socket.socket]:
-        """The connections to the other ranks."""
+        """Connections to the other ranks."""
         return [sock for rank, sock in self._sockets.items() if rank]
 
     def join(self, timeout: float) -> None:
@@ -79,7 +80,7 @@ class Coordinator:
                 sock.close()
 
     def _abort(self, why: str) -> None:
-        """Tells every rank that the group cannot go on, and why."""
+        """Sends an error to all ranks that ends the group."""
         print(f"hvd: {why}", file=sys.stderr, flush=True)
         outboxes, until_secs = self._agreement.outboxes, time.monotonic() + _ABORT_SECS
         self._agreement.tell_lost(0, why)
@@ -104,13 +105,13 @@ class Coordinator:
             agreement.look_for_stalls()
             if self._silence_secs:
                 self._show_life()
-            for rank in sorted(self._sockets, reverse=True):  # this one, which may leave then, last
+            for rank in sorted(self._sockets, reverse=True):  # this rank last, since it may end afterwards
                 self._write(rank)
 
     def _show_life(self) -> None:
-        """Tells the ranks that this one lives; one that has been silent for too long is lost."""
+        """Sends heartbeats to the ranks. A rank that was silent for too long is lost."""
         now = time.monotonic()
-        if now - self._awake_at > PAUSE_SECS:  # this process was stopped, and maybe all of them
+        if now - self._awake_at > PAUSE_SECS:  # this process was stopped, and perhaps the other ranks too
             for rank in self._heard_at:
                 self._heard_at[rank] += now - self._awake_at
         self._awake_at = now
@@ -141,7 +142,7 @@ class Coordinator:
         except Lost as e:
             self._agreement.outboxes[rank] = Outbox()
             if rank not in self._agreement.gone:
-                self._read(rank)  # its last message may be that it leaves
+                self._read(rank)  # its last message may announce its shutdown
             self._leave(rank, f"died ({e})")
             return
         if rank not in self._agreement.gone:

@@ -1,6 +1,7 @@
 """Check of the limit for open files, before ranks connect.
 
-Without it a rank that cannot open a socket looks like a network error, which is retried for a minute.
+Without it, the error of a rank that cannot open a socket would be handled as a network error and retried
+for a minute.
 """
 
 import contextlib

@@ -1,4 +1,7 @@
-"""The runtime of one rank: asks rank 0's coordinator, and exchanges numbers when it says so."""
+"""Collectives runtime of one rank.
+
+The engine sends requests to the coordinator on rank 0 and executes the collectives that it schedules.
+"""
 
 import contextlib
 import math
@@ -24,27 +27,27 @@ from ctl.collectives.requests import Layout, Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
 
-_MOST_INLINE = 128 << 10  # bytes of one collective of all ranks, done by the coordinator
-_TINY = 256  # bytes; more, of several all-reduces at a time, travel together between the ranks
-_LEAVE_SECS = 5.0  # without a byte
+_MOST_INLINE = 128 << 10  # bytes of all ranks; smaller collectives are executed by the coordinator
+_TINY = 256  # bytes; larger all-reduces are fused and sent between the ranks
+_LEAVE_SECS = 5.0  # without progress
 _JOIN_SECS = 0.1
 _WAKE_SECS = 1.0
-_SIGNS = 4  # of life, within the time that may pass without one
-_ANSWER_SECS = 10.0  # for rank 0 to say that others are late
+_SIGNS = 4  # heartbeats within the limit for silence
+_ANSWER_SECS = 10.0  # for rank 0 to report missing ranks
 _HAS_LEFT = "this rank has left (hvd.shutdown())."
 
 
 class Engine:
-    """Ranks that have met. Made by all ranks at the same time.
+    """Collectives runtime of one rank. All ranks create it at the same time.
 
     Args:
-      place: this rank's.
-      settings: see there.
-      lost: what a launcher says of a rank that will not come; "" as long as there is none.
-      server: a socket that listens at this rank's address; None makes one.
+      place: Ranks of this process.
+      settings: Timeouts, fusion and data plane.
+      lost: Returns the launcher's message about a rank that failed to start, or an empty string.
+      server: Socket that listens at this rank's address. None creates one.
 
     Attributes:
-      all_share_memory: no two ranks exchange large tensors through a network; of `agree_on_paths`.
+      all_share_memory: True if all ranks exchange large tensors through memory; see `agree_on_paths`.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Engine:
         self._lock = threading.Lock()
         self._broken: BaseException | None = None
         self._left = False
-        self._is_released = False  # rank 0 has let this rank go: it has no more to do
+        self._is_released = False  # rank 0 has released this rank: no collective is pending
         self._is_ending = False  # rank 0 has left; its process may end
         self._coordinator: Coordinator | None = None
         self._most_inline = _MOST_INLINE // place.size
@@ -87,14 +90,14 @@ class Engine:
         self._thread.start()
 
     def agree_on_paths(self) -> None:
-        """Sets `all_share_memory`, the same on all ranks, which all call this."""
+        """Sets `all_share_memory` to the same value on all ranks. All ranks call it."""
         paths = [] if self.place.size == 1 else list(self._mesh.paths.values())
         others = np.array([sum(path != "memory" for path in paths)])
         self.all_share_memory = not self.sum("ctl.paths", others).any()
 
     @property
     def bytes_sent(self) -> int:
-        """What this rank has sent to others so far: tensors, requests, and rank 0's answers."""
+        """Bytes sent to other ranks: tensors, requests, and the responses of rank 0."""
         if self.place.size == 1:
             return 0
         if self._coordinator is None:
@@ -112,12 +115,15 @@ class Engine:
         may_wait: bool = False,
         **more: Any,
     ) -> Pending:
-        """Asks for a collective and returns at once; `more` are fields of `Request`.
+        """Requests a collective and returns at once. Raises the group's error if it has failed.
 
-        Arrays are contiguous and must not change until it is done. `joined` is what is in them, where
-        some came joined to one. Flat `tensors` travel by the plane, not arrays.
-        What is small and `may_wait` is sent with others.
-        Raises what broke the group.
+        Args:
+          kind, name: See `Request`.
+          arrays: Contiguous arrays, which must not change before the end of the collective.
+          joined: Layout of the tensors that are concatenated in `arrays`.
+          tensors: Flat tensors of the plane, instead of `arrays`.
+          may_wait: True if a small request may be delayed and sent in a batch.
+          more: Further fields of `Request`.
         """
         flat = [array.reshape(-1) for array in arrays]
         layout = joined or Layout(tuple(a.dtype.name for a in arrays), tuple(a.shape for a in arrays))
@@ -143,37 +149,37 @@ class Engine:
                 raise self._broken
             self._pending[request.id] = pending
         payload = [array.view(np.uint8) for array in flat] if request.is_inline else []
-        with contextlib.suppress(Lost):  # the thread, which reads, knows what that is to what has begun
+        with contextlib.suppress(Lost):  # the engine's thread handles the loss when it reads
             self._outgoing.put(request, payload, later=later)
         return pending
 
     def _numbered(self, count: int) -> int:
-        """The first of so many numbers that nothing else has."""
+        """Reserves `count` numbers that are unique on this rank and returns the first one."""
         with self._lock:
             first, self._next_number = self._next_number, self._next_number + count
         return first
 
     def wait(self, pending: Pending) -> Sequence[np.ndarray]:
-        """The flat results; raises what went wrong."""
+        """Returns the flat results. Raises the error of the collective."""
         pending.wait()
         if pending.error is not None:
             raise pending.error
         return pending.result
 
     def sum(self, name: str, values: np.ndarray) -> np.ndarray:
-        """`[n]` of each rank -> `[n]`, their sum; outside of TensorFlow. Raises what went wrong."""
+        """Returns the sum of `values` `[n]` over the ranks, without TensorFlow. Raises its error."""
         (total,) = self.wait(self.ask("allreduce", name, [values], op=SUM, is_eager=False))
         return total
 
     def lose(self, why: str) -> None:
-        """A rank is gone, as the launcher knows before its silence tells; who waits here is told."""
+        """Fails all pending collectives after the launcher has detected the loss of a rank."""
         self._break(failure("LOST", why))
 
     def close(self, *, linger: bool = False) -> None:
-        """Leaves the group: who waits for this rank is told. With `linger`, rank 0 waits for all.
+        """Leaves the group and notifies the ranks. With `linger`, rank 0 waits for all of them.
 
-        Returns once the others have what they need of this rank for collectives that all have asked for,
-        or when no byte has moved for some seconds.
+        Returns when the other ranks have received the data of this rank for all complete collectives, or
+        when no byte was transferred for some seconds.
         """
         if self.place.size == 1:
             self.timeline.stop()
@@ -212,7 +218,7 @@ class Engine:
                 self._wait_for_word()
                 self._control.inbox.read(self._control.socket)
                 self._heed()
-                with contextlib.suppress(Lost):  # the next read tells
+                with contextlib.suppress(Lost):  # the next read raises the error
                     self._outgoing.flush()
                 while self._to_begin:
                     self._begin(self._to_begin.pop(0))
@@ -225,12 +231,12 @@ class Engine:
             self._break(failure("LOST", why))
         except _Broken as e:
             self._break(failure("LOST", str(e)))
-        except BaseException as e:  # whoever waits must be told
+        except BaseException as e:  # waiting threads need the error
             self._break(failure("LOST", f"rank {self.place.rank}: {type(e).__name__}: {e}"))
             self._report(self.place.rank, f"rank {self.place.rank} failed: {e}")
 
     def _wait_for_word(self) -> None:
-        """Until rank 0 says something, as it has to with limits for stalls or for silence."""
+        """Waits for a message of rank 0. It sends some regularly if stalls or silence are limited."""
         shutdown_secs = 0.0 if self.place.rank == 0 else self.settings.stall_shutdown
         poller, waited_at = select.poll(), time.monotonic()
         control = self._control.socket.fileno()
@@ -238,7 +244,7 @@ class Engine:
             poller.register(descriptor, select.POLLIN)
         while True:
             ready = dict(poller.poll(1000 * _WAKE_SECS))
-            if self._outgoing.waits and control not in ready:  # more may come, to be sent together
+            if self._outgoing.waits and control not in ready:  # further requests may join the batch
                 time.sleep(self.settings.cycle)
                 with contextlib.suppress(Lost):
                     self._outgoing.flush()
@@ -254,9 +260,9 @@ class Engine:
                 )
 
     def _show_life(self) -> None:
-        """Tells rank 0 that this rank lives, where there is a limit for silence, and looks for its word."""
+        """Sends heartbeats to rank 0 and checks its silence, if there is a limit for silence."""
         limit_secs, now = self.settings.silence, time.monotonic()
-        if now - self._awake_at > PAUSE_SECS:  # this process was stopped, and maybe all of them
+        if now - self._awake_at > PAUSE_SECS:  # this process was stopped, and perhaps the other ranks too
             self._heard_at += now - self._awake_at
         self._awake_at = now
         if not limit_secs or now - self._shown_at < limit_secs / _SIGNS:
@@ -272,7 +278,7 @@ class Engine:
             self._control.send({"type": "broken", "rank": rank, "why": why})
 
     def _pump(self) -> bool:
-        """Reads what the coordinator says in the middle of an exchange; False once it has ended."""
+        """Reads the coordinator's messages during an exchange. Returns False at the connection's end."""
         try:
             self._control.inbox.read(self._control.socket)
             self._heed()
@@ -336,7 +342,7 @@ class Engine:
             pending.finish()
 
     def finish(self, number: int, **outcome: Any) -> None:
-        """The plane has carried a collective out, or could not; nothing if the group broke meanwhile."""
+        """Finishes a collective of the plane with a result or an error. A no-op after a failure."""
         with self._lock:
             pending = self._pending.pop(number, None)
         if pending is not None:
@@ -372,4 +378,4 @@ def _carry_out_alone(pending: Pending) -> None:
 
 
 class _Broken(Exception):
-    """The coordinator said that a rank is gone."""
+    """The group has failed: a rank or the coordinator is lost."""

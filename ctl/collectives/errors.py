@@ -1,10 +1,10 @@
-"""What the engine raises."""
+"""Errors of the collectives runtime."""
 
 from ctl.errors import EXIT_RETRY, CtlError, UsageError
 
 
 class HorovodInternalError(CtlError, RuntimeError):
-    """A collective failed because a rank is lost; `elastic.run` resumes from the last commit.
+    """Error of a collective because a rank is lost. `elastic.run` resumes from the last commit.
 
     If it is not caught, the process ends with `exit_code`, so that a launcher can retry the job.
     """
@@ -14,4 +14,4 @@ class HorovodInternalError(CtlError, RuntimeError):
 
 
 class PortInUseError(UsageError):
-    """This rank cannot listen at its port, because another program does."""
+    """Error of a rank that cannot listen at its port because another program uses it."""

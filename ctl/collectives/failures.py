@@ -1,4 +1,4 @@
-"""What a collective raises, of the types that scripts written for Horovod catch."""
+"""Exceptions of collectives, with the types that scripts for Horovod catch."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ import tensorflow as tf
 from ctl.collectives import contents
 from ctl.collectives.errors import HorovodInternalError
 
-FAILURE_MARK = "ctl.hvd: "  # begins every message, so that it is found again in what TensorFlow makes of it
+FAILURE_MARK = "ctl.hvd: "  # prefix of messages, to find them in TensorFlow's errors
 
 
 class LostRankError(HorovodInternalError, tf.errors.UnknownError):
-    """A rank is lost, or the group was left; both types that Horovod's scripts catch.
+    """Error after the loss of a rank or a shutdown. It has both types that scripts for Horovod catch.
 
     Args:
-      arguments: The message, or `(node_def, op, message[, error_code])` as TensorFlow's errors: Keras
-        re-creates an error in this way to add the name of the layer to its message.
+      arguments: The message, or `(node_def, op, message[, error_code])` as in TensorFlow's errors: Keras
+        creates such an error again to add the name of the layer to its message.
     """
 
     def __init__(self, *arguments: Any):
@@ -35,7 +35,7 @@ _TYPES = {
 
 
 def failure(code: str, text: str) -> Exception:
-    """The exception for a code of `requests`, or "LOST"."""
+    """Returns the exception for a code of `requests`, or for "LOST"."""
     made = _TYPES.get(code)
     text += contents.said(text)
     return LostRankError(FAILURE_MARK + text) if made is None else made(None, None, FAILURE_MARK + text)

@@ -1,4 +1,4 @@
-"""Messages over a stream socket: a small JSON header, then raw bytes."""
+"""Messages over a stream socket: a small JSON header and a binary payload."""
 
 import contextlib
 import fcntl
@@ -20,11 +20,11 @@ _LOOK_SECS = 0.002
 
 
 class Lost(ConnectionError):
-    """The other end of a socket is gone."""
+    """The other end of a connection is lost."""
 
 
 def packed_message(header: dict[str, Any], *payload: Any) -> list[Any]:
-    """A message as the buffers to be written one after another."""
+    """Returns the buffers of a message in their order."""
     text = json.dumps(header, separators=(",", ":")).encode()
     buffers = [memoryview(part).cast("B") for part in payload if len(part)]
     size = sum(len(part) for part in buffers)
@@ -32,14 +32,14 @@ def packed_message(header: dict[str, Any], *payload: Any) -> list[Any]:
 
 
 class Inbox:
-    """Bytes as they arrive, cut into messages."""
+    """Buffer of received bytes, which splits them into messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
         self._memory = memoryview(bytearray(_AT_ONCE))
 
     def read(self, sock: socket.socket) -> None:
-        """Takes what a socket has now; raises Lost at its end."""
+        """Reads available bytes from a socket. Raises Lost at the end of the connection."""
         try:
             count = sock.recv_into(self._memory)
         except (BlockingIOError, InterruptedError):
@@ -51,7 +51,7 @@ class Inbox:
         self._bytes += self._memory[:count]
 
     def messages(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Every complete message, with its payload."""
+        """Yields all complete messages as (header, payload)."""
         start = 0
         try:
             while len(self._bytes) - start >= _LENGTHS.size:
@@ -72,10 +72,10 @@ class Inbox:
 
 
 class Channel:
-    """One end of a blocking socket; several threads may send.
+    """One end of a blocking socket. Several threads may send.
 
     Attributes:
-      bytes_sent: of all messages so far.
+      bytes_sent: Size of all sent messages.
     """
 
     def __init__(self, sock: socket.socket):
@@ -84,7 +84,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, header: dict[str, Any], *payload: Any) -> None:
-        """Raises Lost if the other end is gone."""
+        """Sends a message. Raises Lost if the other end is lost."""
         parts = packed_message(header, *payload)
         try:
             with self._sending:
@@ -99,19 +99,19 @@ class Channel:
             raise Lost(str(e)) from e
 
     def end(self) -> None:
-        """Ends the connection, after what was sent has left; who reads here is woken by that."""
+        """Shuts the connection down after the sent bytes, which wakes a reading thread."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """After `end`, and when nobody reads any more."""
+        """Closes the socket. Called after `end`, when no thread reads it."""
         self.socket.close()
 
 
 def wait_until_received(sockets: Iterable[socket.socket], limit_secs: float) -> None:
-    """Returns once the machines of the other ends have all sent bytes, or after the limit.
+    """Waits until the other ends have acknowledged all sent bytes, at most `limit_secs` seconds.
 
-    The end of a container takes its network away, and with it the bytes that have not left.
+    The network of a container is removed at its end, together with unsent bytes.
     """
     deadline, waiting = time.monotonic() + limit_secs, list(sockets)
     while (waiting := [sock for sock in waiting if _has_unreceived(sock)]) and time.monotonic() < deadline:
@@ -122,16 +122,16 @@ def _has_unreceived(sock: socket.socket) -> bool:
     try:
         poller = select.poll()
         poller.register(sock.fileno(), 0)
-        if poller.poll(0):  # POLLHUP or POLLERR: the other end is gone
+        if poller.poll(0):  # POLLHUP or POLLERR: the other end has closed
             return False
         (count,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
-    except (OSError, ValueError):  # closed here
+    except (OSError, ValueError):  # closed by this process
         return False
     return count > 0
 
 
 class Outbox:
-    """Messages on their way out of a socket that must not block; `bytes_sent` of them have left."""
+    """Queue of messages for a non-blocking socket. `bytes_sent` counts the bytes that were sent."""
 
     def __init__(self) -> None:
         self.bytes_sent = 0
@@ -141,15 +141,15 @@ class Outbox:
         return bool(self._parts)
 
     def put(self, header: dict[str, Any], *payload: Any) -> None:
-        """Queues a message."""
+        """Adds a message."""
         part = b"".join(packed_message(header, *payload))
         if self._parts and isinstance(self._parts[-1], bytearray) and len(self._parts[-1]) < _AT_ONCE:
-            self._parts[-1] += part  # small ones leave together
+            self._parts[-1] += part  # small messages are sent together
         else:
             self._parts.append(bytearray(part) if len(part) < _AT_ONCE else part)
 
     def write(self, sock: socket.socket) -> None:
-        """Sends what the socket takes now; raises Lost if the other end is gone."""
+        """Sends bytes until the socket would block. Raises Lost if the other end is lost."""
         while self._parts:
             part = self._parts[0]
             try:

@@ -1,7 +1,7 @@
 """Gradients of collectives.
 
-`tf.custom_gradient` registers a name for each traced call, which TensorFlow keeps for ever, and searches
-the graph for variables. Here all nodes share one name, and the graph owns the gradient functions.
+`tf.custom_gradient` registers a name for each traced call, which TensorFlow never removes, and searches the
+graph for variables. In this module all nodes share one name, and the graph owns the gradient functions.
 """
 
 import functools

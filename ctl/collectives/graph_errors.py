@@ -1,7 +1,7 @@
-"""Errors of collectives in graphs, with the types they have outside.
+"""Conversion of collectives' errors in graphs to the types that they have in eager calls.
 
-A node that calls Python tells TensorFlow no more than a text, and TensorFlow raises UnknownError. Where
-TensorFlow turns statuses of functions and sessions into exceptions, ours get their own types back.
+A node that calls Python passes only a message to TensorFlow, which raises UnknownError. The conversion
+runs where TensorFlow creates exceptions from the status of functions and sessions.
 """
 
 import re
@@ -20,7 +20,7 @@ _OURS = re.compile(rf"(\w+): ({re.escape(FAILURE_MARK)}.*?)(?:\n+Traceback|\n\n|
 
 
 def with_own_type(error: Exception) -> Exception:
-    """The error of a collective that TensorFlow made another of; other errors as they are."""
+    """Returns the original error of a collective. Errors of other operations are returned unchanged."""
     found = _OURS.search(str(error)) if isinstance(error, tf.errors.OpError) else None
     if found is None or isinstance(error, LostRankError):
         return error
@@ -32,10 +32,10 @@ def with_own_type(error: Exception) -> Exception:
 
 
 def install_graph_errors() -> None:
-    """From here on; a TensorFlow that has these places no more raises its own types.
+    """Installs the conversion. Versions of TensorFlow without these functions raise their own types.
 
-    Errors that pass elsewhere, such as through the elements of a dataset, end the process with the exit
-    code of their own type.
+    Errors on other paths, such as through the elements of a dataset, end the process with the exit code of
+    the original type.
     """
     exit_hook.translate_errors(with_own_type)
     graph_call_errors.translate_graph_errors(with_own_type)

@@ -39,7 +39,7 @@ class TracedCollectives:
 
 
 def can_fuse(graph: Any) -> bool:
-    """Returns whether collectives of the graph can be fused; graphs of sessions cannot change."""
+    """Returns True if collectives of the graph can be fused. Graphs of sessions cannot change."""
     is_function = isinstance(graph, tf.__internal__.FuncGraph)
     return is_function and graph_inputs.can_update_inputs()
 
@@ -77,12 +77,12 @@ class FusedNodes(abc.ABC):
 
 
 class GraphFusion:
-    """Tensors of one type that travel together.
+    """Fusion of the tensors of one type into one exchange.
 
     Args:
       graph: Graph of the function that is being traced.
       nodes: Factory of the nodes of the exchange.
-      max_bytes: Total size of the tensors.
+      max_bytes: Maximum total size of the tensors.
     """
 
     def __init__(self, graph: Any, nodes: FusedNodes, max_bytes: int):
@@ -158,8 +158,8 @@ def _without_shape(tensor: tf.Tensor) -> tf.Tensor:
 class _Descendants:
     """Nodes that need the results of a fusion.
 
-    The control dependencies that TensorFlow adds at the end of the trace count: a node with a side
-    effect comes after all nodes before it, or after those that use the same resource.
+    This includes the control dependencies that TensorFlow adds at the end of the trace: a node with a side
+    effect runs after all nodes before it, or after the nodes that use the same resource.
     """
 
     def __init__(self, graph: Any, root: tf.Operation):
@@ -174,7 +174,7 @@ class _Descendants:
         self._members.add(operation)
 
     def include(self, operation: tf.Operation) -> bool:
-        """Returns whether the node is a descendant."""
+        """Returns True if the node is a descendant."""
         graph = self._graph()
         operations = _operations(graph) if graph is not None else []
         for index in range(self._num_checked, len(operations)):

@@ -20,7 +20,7 @@ from ctl.collectives.requests import Layout
 from ctl.collectives.unclaimed import Unclaimed
 
 NODE_NAME = "CtlCollective"  # part of the name of a node that sends a request
-_SMALL = 1 << 16  # bytes of a tensor that is joined with others
+_SMALL = 1 << 16  # bytes; smaller tensors are concatenated
 _function_signals = completion.FunctionSignals()
 
 
@@ -62,7 +62,7 @@ def add_barrier(call: Call) -> tf.Operation:
 
 
 def _is_small(tensors: Sequence[tf.Tensor]) -> bool:
-    """Returns whether the call has one tensor, which is too small for a separate message."""
+    """Returns True if the call has one tensor, which is too small for a separate message."""
     first = tensors[0]
     is_single = len(tensors) == 1 and first.shape.is_fully_defined()
     return is_single and first.shape.num_elements() * first.dtype.size <= _SMALL
@@ -95,7 +95,7 @@ def _add_request(
     """Adds the node that sends a request.
 
     Args:
-      call: Collective, as known now.
+      call: Collective at the time of tracing.
       current_call: Returns the collective when the node runs.
       tensors: Inputs of the collective.
       session_queue: Serialized handle of the queue that signals its end, in a session.
@@ -149,7 +149,7 @@ def _bytes_of(text: Any) -> bytes:
 
 
 def _add_joined(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
-    """Adds a collective that joins small tensors of one type; large ones are not copied."""
+    """Adds a collective that concatenates small tensors of one type. Large ones are not copied."""
     sizes = [tensor.shape.num_elements() for tensor in tensors]
     large = [i for i, t in enumerate(tensors) if sizes[i] * t.dtype.size > _SMALL]
     groups = [[i] for i in large]
@@ -174,7 +174,7 @@ def _add_joined(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
 
 
 def _add_fused(call: Call, tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns the result of a small tensor, fused with others of the function; None if impossible."""
+    """Returns the result of a small tensor, fused with those of other calls; None if impossible."""
     graph = tf.compat.v1.get_default_graph()
     max_bytes = _fusion_threshold(call)
     if not max_bytes or not can_fuse(graph):
@@ -192,7 +192,7 @@ def _add_fused(call: Call, tensor: tf.Tensor) -> tf.Tensor | None:
 
 
 class _FusedCall(FusedNodes):
-    """Nodes of all-reduces that are fused; the number of tensors is known when the trace has ended."""
+    """Nodes of all-reduces that are fused. The number of tensors is final at the end of the trace."""
 
     def __init__(self, call: Call, dtype: tf.DType):
         super().__init__(dtype)
@@ -237,7 +237,7 @@ def _joined_name(names: Sequence[str]) -> str:
 
 
 def _plane_of(call: Call) -> Any:
-    """Returns the plane that transfers tensors themselves; None without one and before `init`."""
+    """Returns the plane that transfers tensors directly; None without one and before `init`."""
     try:
         return call.group.members().engine.plane
     except (ValueError, tf.errors.InvalidArgumentError):
@@ -245,7 +245,7 @@ def _plane_of(call: Call) -> Any:
 
 
 def _fusion_threshold(call: Call) -> int:
-    """Returns the bytes that are fused at most; 0 before `init`."""
+    """Returns the maximum number of bytes to fuse; 0 before `init`."""
     try:
         return call.group.members().engine.settings.fusion_threshold
     except (ValueError, tf.errors.InvalidArgumentError):

@@ -1,4 +1,4 @@
-"""Small collectives, done where the requests meet: the numbers come with them."""
+"""Small collectives, which the coordinator executes. The requests and the responses contain the data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from ctl.collectives.requests import Request
 def answers(
     ranks: Sequence[int], requests: Mapping[int, Request], payloads: Mapping[int, bytes]
 ) -> dict[int, list[bytes]]:
-    """Rank -> the buffers of its result, for requests that agree.
+    """Returns rank -> the buffers of its result, for requests that agree.
 
-    Reductions are not scaled; an all-reduce is divided as `engine_divides` says, a reducescatter gives
-    each rank its rows only.
+    Reductions are not scaled. An all-reduce is divided if `engine_divides` is True for its dtype. The
+    result of a reducescatter contains the rows of the rank only.
     """
     first = requests[ranks[0]]
     if first.kind == "barrier":
@@ -85,7 +85,7 @@ def _exchanged(ranks: Any, requests: Mapping[int, Request], parts: Any) -> dict[
 def results_of(
     request: Request, arrays: Sequence[np.ndarray], header: Mapping[str, Any], payload: bytes
 ) -> list[np.ndarray]:
-    """A rank's flat results, from the payload of the answer to its request."""
+    """Returns a rank's flat results from the payload of the response to its request."""
     if request.kind in ("allreduce", "broadcast"):
         sizes = [array.nbytes for array in arrays]
     else:

@@ -1,9 +1,9 @@
-"""Finds eager calls without a name that were paired though they stand in different lines of the program.
+"""Detection of eager calls without a name that are paired with calls in other lines of the program.
 
-Calls without a name are paired by their kind and order. When one rank makes one call more, all later ones
-are paired wrongly, and with equal shapes nothing else would show it. Ranks may reach one collective from
-different lines (`if rank == 0: ... else: ...`). But a line that all ranks have come to together belongs
-to all of them: paired with another line it is a mistake.
+Calls without a name are paired by their kind and order. If one rank makes an additional call, all later
+ones are paired wrongly, and with equal shapes no other check detects it. Ranks may call one collective
+from different lines (`if rank == 0: ... else: ...`). But if all ranks have once called it in the same line,
+a pair of that line with another one is an error.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from ctl.collectives.requests import FAILED_PRECONDITION, Request, ranks_named
 
 
 class Lines:
-    """The lines that all ranks of a process set have come to together; `where` adds to them."""
+    """Lines in which all ranks of a process set have called the same collective."""
 
     def __init__(self) -> None:
         self._common: set[tuple[int, str, str]] = set()
 
     def fault(self, requests: Mapping[int, Request]) -> tuple[str, str] | None:
-        """What is wrong with the requests of all ranks for one name, as (code, sentence)."""
+        """Returns the error of all ranks' requests for one name as (code, message), or None."""
         first = next(iter(requests.values()))
         lines = {rank: request.line for rank, request in sorted(requests.items())}
         if not all(lines.values()):

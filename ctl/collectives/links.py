@@ -50,22 +50,22 @@ class SocketLink:
 
     @property
     def is_sent(self) -> bool:
-        """The outgoing message has been sent."""
+        """True if the outgoing message has been sent."""
         return not self._views
 
     @property
     def is_received(self) -> bool:
-        """The incoming message is complete."""
+        """True if the incoming message is complete."""
         return self._received == self._size
 
     @property
     def wants_write(self) -> bool:
-        """The socket should be polled for writing."""
+        """True if the socket should be polled for writing."""
         return bool(self._views)
 
     @property
     def wants_read(self) -> bool:
-        """The socket should be polled for reading."""
+        """True if the socket should be polled for reading."""
         return self._received < self._size
 
     def send(self, views: Iterable[np.ndarray]) -> None:
@@ -160,22 +160,22 @@ class MemoryLink:
 
     @property
     def is_sent(self) -> bool:
-        """The outgoing message has been sent."""
+        """True if the outgoing message has been sent."""
         return not self._unsent
 
     @property
     def is_received(self) -> bool:
-        """The incoming message is complete."""
+        """True if the incoming message is complete."""
         return self._received == self._size
 
     @property
     def wants_write(self) -> bool:
-        """The socket should be polled for writing."""
+        """True if the socket should be polled for writing."""
         return False
 
     @property
     def wants_read(self) -> bool:
-        """The socket should be polled for reading."""
+        """True if the socket should be polled for reading."""
         return bool(self._unsent) or self._received < self._size
 
     def send(self, views: Iterable[np.ndarray]) -> None:

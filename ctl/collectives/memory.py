@@ -1,4 +1,4 @@
-"""Memory for results: aligned as TensorFlow wants it, and used again once nobody holds it."""
+"""Memory of results: aligned as TensorFlow requires, and reused when it has no other references."""
 
 import sys
 import threading
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 
 ALIGNMENT = 64
-_WORTH = 1 << 16  # bytes; less is cheaper to allocate than to look for
-_MOST_BYTES = 1 << 30  # kept, of all sizes together
+_WORTH = 1 << 16  # bytes; smaller buffers are cheaper to allocate than to find
+_MOST_BYTES = 1 << 30  # total size of the pool
 
 
 class Pool:
-    """Buffers by size; one is free when nobody but the pool refers to its memory. For any thread."""
+    """Pool of buffers by size. A buffer is free if only the pool refers to its memory. Thread-safe."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES):
         self._most_bytes = most_bytes
-        self._kept: dict[int, list[np.ndarray]] = {}  # what owns the memory, which all views refer to
+        self._kept: dict[int, list[np.ndarray]] = {}  # size -> arrays that own the memory of views
         self._bytes = 0
         self._lock = threading.Lock()
 
     def take(self, size: int) -> np.ndarray:
-        """`[size]` bytes that nobody else uses; what is in them is not defined."""
+        """Returns an unused buffer of `[size]` bytes with undefined content."""
         if size < _WORTH:
             return _aligned_view(_memory(size), size)
         with self._lock:
@@ -52,7 +52,7 @@ def _unused(owners: Sequence[np.ndarray], references: int) -> np.ndarray | None:
 
 
 def _references_of_unused() -> int:
-    """What `sys.getrefcount` says in `_unused` of memory that only a list refers to."""
+    """Returns `sys.getrefcount` in `_unused` of memory that only a list refers to."""
     owners, references = [_memory(0)], 0
     while _unused(owners, references) is None:
         references += 1
@@ -60,7 +60,7 @@ def _references_of_unused() -> int:
 
 
 def aligned(count: int, dtype: np.dtype) -> np.ndarray:
-    """`[count]` of a type, at an aligned place; what is in it is not defined."""
+    """Returns an aligned array `[count]` of a dtype with undefined content."""
     return _pool.take(count * dtype.itemsize).view(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Exchange of large tensors between ranks: each sends to one rank while it receives from another."""
+"""Exchange of large tensors between ranks: each rank sends to one rank while it receives from another."""
 
 import json
 import mmap

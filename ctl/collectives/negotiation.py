@@ -1,4 +1,4 @@
-"""What the ranks have asked for, and what each is answered: results, errors, or that it may begin."""
+"""Negotiation state: pending requests of all ranks and the responses to send."""
 
 import sys
 import time
@@ -12,21 +12,21 @@ from ctl.collectives.settings import Settings
 from ctl.collectives.table import Round, Table
 from ctl.collectives.timeline import Timeline
 
-_LOOK_SECS = 0.25  # messages may come a thousand times as often
+_LOOK_SECS = 0.25  # messages may arrive a thousand times as often
 _HINT = "Do all ranks run as many steps, the same branches, and stop at the same time?"
 
 
 class Agreement:
-    """Decides for all ranks; used by one thread.
+    """Decisions of the coordinator. Not thread-safe.
 
     Args:
-      size: number of ranks.
-      settings: how long to wait before somebody is told.
-      timeline: where what is negotiated is drawn.
+      size: Number of ranks.
+      settings: Timeouts.
+      timeline: Trace of the negotiation.
 
     Attributes:
-      outboxes: rank -> what is to be sent there.
-      gone: rank -> how it left.
+      outboxes: Rank -> messages to send.
+      gone: Rank -> reason of its end.
     """
 
     def __init__(self, size: int, settings: Settings, timeline: Timeline):
@@ -40,7 +40,7 @@ class Agreement:
         self._last_request_at = self._looked_at = time.monotonic()
 
     def ask(self, rank: int, request: Request, payload: bytes) -> None:
-        """A rank asks for a collective."""
+        """Adds a request of a rank."""
         self._last_request_at = time.monotonic()
         self._timeline.asked(request.name, request.kind, rank)
         if request.process_set not in self._table.sets:
@@ -65,7 +65,7 @@ class Agreement:
             self._fail_what_needs_the_gone()
 
     def _split(self, found: Round) -> None:
-        """What travels together on the ranks that have asked goes one by one."""
+        """Replaces a fused collective by separate ones on the ranks that have requested it."""
         for rank, request in found.requests.items():
             self._split_one(rank, request, found.payloads[rank])
 
@@ -78,10 +78,11 @@ class Agreement:
             start += size
 
     def leave(self, rank: int, how: str) -> None:
-        """A rank is gone; "died", unless it said so itself.
+        """Removes a rank. `how` contains "died" unless the rank has announced its shutdown.
 
-        A rank that leaves takes part in what was complete before, and is let go then. If it is rank 0, the
-        others are warned that its process may end, which is no failure of what they were told to begin.
+        A rank that shuts down takes part in the collectives that are already complete, and is released
+        afterwards. If it is rank 0, the other ranks are notified that its process may end. This must not
+        fail collectives that are already scheduled.
         """
         if "died" in how:
             self.gone[rank] = how
@@ -96,13 +97,13 @@ class Agreement:
         self._fail_what_needs_the_gone()
 
     def tell_lost(self, rank: int, why: str) -> None:
-        """The group cannot go on: every rank that is left ends what it does."""
+        """Notifies all remaining ranks that the group has failed. They abort their collectives."""
         for other, outbox in self.outboxes.items():
             if other not in self.gone:
                 outbox.put({"type": "lost", "rank": rank, "why": why})
 
     def answer(self) -> None:
-        """Says of every complete round what is to be done, in the order they were completed."""
+        """Sends the responses of all complete rounds, in the order of their completion."""
         complete, self._complete = self._complete, []
         batch: list[Round] = []
         size = 0
@@ -112,7 +113,7 @@ class Agreement:
             fault = requests.fault(ranks, found.requests) or self._lines.fault(found.requests)
             gone = [rank for rank in ranks if rank in self.gone]
             if fault and found.any_request.names:
-                self._split(found)  # what is wrong is told of those that it is wrong with
+                self._split(found)  # the error is reported for the affected tensors only
                 self.answer()
             elif fault:
                 self._fail(found, *fault)
@@ -120,7 +121,7 @@ class Agreement:
                 self._change_sets(found)
             elif found.is_inline:
                 self._answer_inline(ranks, found)
-            elif gone:  # it had asked, and left before the others did
+            elif gone:  # it has left after its request, before the last request
                 self._fail_for(gone, found)
             else:
                 more = found.any_request.size
@@ -133,7 +134,7 @@ class Agreement:
             self._begin(batch)
 
     def look_for_stalls(self) -> None:
-        """Tells of, and ends, what has waited for too long."""
+        """Logs warnings about overdue collectives, and ends them after their timeout."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_SECS:
             return
@@ -194,7 +195,7 @@ class Agreement:
             self.outboxes[rank].put({"type": "result", "id": request.id, "number": number})
 
     def _fits(self, one: Round, found: Round, size: int) -> bool:
-        """Whether both may travel together, with all that does already, `size` bytes."""
+        """Returns True if both rounds can be fused, with `size` bytes in total."""
         first, other = one.any_request, found.any_request
         return (
             first.kind == other.kind == "allreduce"
@@ -205,7 +206,7 @@ class Agreement:
         )
 
     def _begin(self, batch: list[Round]) -> None:
-        """Tells the ranks to exchange the numbers of these rounds among themselves."""
+        """Instructs the ranks to execute the collectives of these rounds among themselves."""
         ranks = self._table.sets[batch[0].process_set]
         apart = _apart([batch[0].requests[rank] for rank in ranks])
         for rank in ranks:
@@ -223,7 +224,7 @@ class Agreement:
 
 
 def _apart(everyone: list[Request]) -> dict[str, Any]:
-    """What a rank must know of the requests of all, where these may differ."""
+    """Returns the fields that a rank needs from the requests of all ranks because they may differ."""
     kind = everyone[0].kind
     if kind == "allgather":
         return {"rows": [[shape[0] for shape in r.shapes] for r in everyone]}

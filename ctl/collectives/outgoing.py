@@ -1,4 +1,4 @@
-"""What a rank asks for, on its way to rank 0: a request is said in full once, small ones go together."""
+"""Outgoing requests of a rank. Repeated requests are sent as references, small ones in batches."""
 
 import contextlib
 import os
@@ -10,16 +10,16 @@ import numpy as np
 from ctl.collectives.frames import Channel
 from ctl.collectives.requests import Request
 
-_MOST_TEMPLATES = 10_000  # requests that are said in full once
-_MOST_WAITING = 1000  # requests of one message
+_MOST_TEMPLATES = 10_000  # requests with a reference; later ones are always sent completely
+_MOST_WAITING = 1000  # requests in one message
 
 
 class Outgoing:
-    """Sends requests, from any thread; the thread that reads the channel calls `flush`.
+    """Queue of requests. Thread-safe; the thread that reads the channel calls `flush`.
 
     Attributes:
-      waits: requests wait to be sent together.
-      descriptor: readable once the first of them has come.
+      waits: True if requests are in the queue.
+      descriptor: Readable when the first request is in the queue.
     """
 
     def __init__(self, channel: Channel):
@@ -32,8 +32,8 @@ class Outgoing:
         self.descriptor, self._signal = os.pipe()
 
     def put(self, request: Request, payload: Sequence[np.ndarray], *, later: bool) -> None:
-        """Sends the request now, or `later`, with others. Raises Lost if rank 0 is gone."""
-        with self._lock:  # what another request refers to must have left before
+        """Sends the request now, or in a batch if `later`. Raises Lost if rank 0 is lost."""
+        with self._lock:  # a request must be sent before references to it
             self._headers.append(self._header(request, payload))
             self._payload.extend(payload)
             if not later or len(self._headers) == _MOST_WAITING:
@@ -43,13 +43,13 @@ class Outgoing:
                 os.write(self._signal, b"w")
 
     def flush(self) -> None:
-        """Sends what waits. Raises Lost if rank 0 is gone."""
+        """Sends the requests in the queue. Raises Lost if rank 0 is lost."""
         if self.waits:
             with self._lock:
                 self._send()
 
     def close(self) -> None:
-        """Nothing is put any more."""
+        """Closes the descriptors. `put` must not be called afterwards."""
         for descriptor in (self.descriptor, self._signal):
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Collectives that were asked for and are not done; and what else may carry them out."""
+"""Collectives in flight, and the interface of an additional data plane."""
 
 import math
 import threading
@@ -13,13 +13,14 @@ from ctl.collectives.requests import Request
 
 @dataclass
 class Pending:
-    """A collective on its way.
+    """A collective in flight.
 
     Attributes:
-      request: what was asked.
-      arrays: this rank's tensors, flat; `tensors` instead, where TensorFlow carries them.
-      result: flat arrays, once it is done; their rows by rank in `more`.
-      error: what to raise instead.
+      request: Request of this rank.
+      arrays: Flat tensors of this rank, unless TensorFlow transfers `tensors`.
+      result: Flat arrays after the end.
+      more: Header of the response after the end, such as the rows by rank.
+      error: Exception after a failure.
     """
 
     request: Request
@@ -53,7 +54,7 @@ class Pending:
         callback()
 
     def wait(self, timeout: float = -1) -> bool:
-        """Whether it is done, within that many seconds."""
+        """Waits for at most `timeout` seconds (-1: no limit). Returns True if it has finished."""
         if self._done.acquire(timeout=timeout):
             self._done.release()
             return True
@@ -61,7 +62,7 @@ class Pending:
 
 
 class Plane(Protocol):
-    """Another way for numbers to travel, in the coordinator's order: TensorFlow's."""
+    """Additional data plane that executes collectives in the coordinator's order, such as TensorFlow's."""
 
     def carries(self, kind: str, tensors: Sequence[Any]) -> bool: ...
     def begin(self, found: Sequence[Pending], header: dict[str, Any]) -> None: ...
@@ -72,7 +73,7 @@ class Plane(Protocol):
 
 
 class _Part(Pending):
-    """One tensor of those that were asked for together and travel one by one."""
+    """One tensor of a fused collective that was split."""
 
     whole: Pending
     siblings: Sequence[Pending]
@@ -90,7 +91,7 @@ class _Part(Pending):
 
 
 def split_pending(whole: Pending, plane: Plane | None) -> list[_Part]:
-    """What takes the place of a collective of several names; it is done with the last of them."""
+    """Returns collectives that replace one of several names. It finishes with the last of them."""
     requests = whole.request.parts()
     counts = [math.prod(request.shapes[0]) for request in requests]
     if plane is not None and whole.tensors:

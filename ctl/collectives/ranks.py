@@ -1,4 +1,4 @@
-"""Which rank this process is, of how many, and where the others listen. Pure data."""
+"""Rank, size and addresses of a job. Pure data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among the ranks.
+    """Ranks of this process.
 
     Attributes:
-      rank, size: among all processes.
-      local_rank, local_size: among those of this host.
-      cross_rank, cross_size: among those of all hosts that have this local rank.
-      addresses: "host:port" at which each rank listens, by rank; empty for a job of one process.
-      generation: counts the groups an elastic job went through; ranks of two never meet.
-      is_homogeneous: every host has as many ranks.
+      rank, size: Among all processes.
+      local_rank, local_size: Among the processes of this host.
+      cross_rank, cross_size: Among the processes with this local rank on all hosts.
+      addresses: "host:port" at which each rank listens, by rank. Empty for a job of one process.
+      generation: Number of the group in an elastic job. Ranks of two generations never connect.
+      is_homogeneous: True if all hosts have the same number of ranks.
     """
 
     rank: int = 0
@@ -29,7 +29,7 @@ class Ranks:
 
 
 def among(addresses: Sequence[str], rank: int, generation: int = 0) -> Ranks:
-    """The place of `rank` among processes at "host:port" addresses; equal hosts are one host."""
+    """Returns the ranks of process `rank` among "host:port" addresses. Equal host names are one host."""
     hosts = [address.rpartition(":")[0] for address in addresses]
     here = [i for i, host in enumerate(hosts) if host == hosts[rank]]
     local_rank = here.index(rank)

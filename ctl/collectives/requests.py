@@ -1,4 +1,4 @@
-"""What a rank asks of the others, and whether all ask the same."""
+"""Requests of ranks for collectives, and the check that the requests of all ranks agree."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from ctl.collectives.arithmetic import OPS, dtype_named
 
 FAILED_PRECONDITION = "FAILED_PRECONDITION"
 INVALID_ARGUMENT = "INVALID_ARGUMENT"
-_MOST_SAID = 3  # tensors of one request, in a sentence
+_MOST_SAID = 3  # tensors of one request in an error message
 
 
 class Layout(NamedTuple):
-    """Types and shapes of the tensors of a request, which may come joined."""
+    """Dtypes and shapes of the tensors of a request, which may be concatenated."""
 
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -23,23 +23,23 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """One collective, as one rank asks for it.
+    """Request of one rank for a collective.
 
     Attributes:
-      id: the asking rank's own number for it.
-      name: the same on all ranks; requests of one name are paired in the order they came.
+      id: Number of the request, unique on the rank.
+      name: Equal on all ranks. Requests with the same name are paired in their order.
       kind: "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier",
         "add_process_set" or "remove_process_set".
-      dtypes, shapes: of its tensors, one or several.
-      process_set: number of the set of ranks that take part.
-      op, prescale, postscale: of a reduction.
-      root: rank that a broadcast comes from.
-      splits: rows for each rank in an alltoall; ranks or number of a process set.
-      is_inline: the numbers came with the request.
-      is_eager: the asking thread waits for it and does nothing else.
-      line: where an eager call without a name stands in the program, "train.py:12"; else "".
-      names: of its tensors, where they were asked for one by one; another rank may join others.
-      plane: what its numbers travel by: "" for the engine's own way, or "tensorflow".
+      dtypes, shapes: Of one or several tensors.
+      process_set: Number of the set of participating ranks.
+      op, prescale, postscale: Of a reduction.
+      root: Source rank of a broadcast.
+      splits: Rows for each rank in an alltoall; ranks or number of a process set.
+      is_inline: True if the message with the request contains the data.
+      is_eager: True if the requesting thread is blocked until the end of the collective.
+      line: Program line of an eager call without a name, such as "train.py:12"; else "".
+      names: Names of the tensors, if they were separate calls. Other ranks may fuse other tensors.
+      plane: Data plane: "" for the engine's own one, or "tensorflow".
     """
 
     id: int
@@ -60,36 +60,36 @@ class Request:
     plane: str = ""
 
     def with_id(self, number: int) -> "Request":
-        """The same with another `id`; its key and sizes are not computed again."""
+        """Returns a copy with another `id`, which keeps the cached key and sizes."""
         found = copy(self)
         object.__setattr__(found, "id", number)
         return found
 
     @cached_property
     def key(self) -> tuple:
-        """Equal for requests that differ in nothing but their `id`."""
+        """Key that is equal for requests that differ only in their `id`."""
         shapes = tuple(map(tuple, self.shapes))
         parts = self.name, self.kind, tuple(self.dtypes), shapes, self.process_set, self.op, self.root
         how = self.prescale, self.postscale, tuple(self.splits), self.is_inline, self.is_eager, self.line
         return (*parts, *how, tuple(self.names), self.plane)
 
     def header(self) -> dict[str, Any]:
-        """For a message."""
+        """Returns the fields for a message."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def size(self) -> int:
-        """Bytes of all tensors."""
+        """Size of all tensors (bytes)."""
         return sum(self.sizes)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of each tensor."""
+        """Size of each tensor (bytes)."""
         tensors = zip(self.dtypes, self.shapes, strict=True)
         return tuple(math.prod(shape) * dtype_named(dtype).itemsize for dtype, shape in tensors)
 
     def parts(self) -> list["Request"]:
-        """One for each of its `names`; their ids follow its own."""
+        """Returns one request for each of `names`. Their ids follow the id of this request."""
         return [
             replace(self, id=self.id + i, name=name, names=(), dtypes=[dtype], shapes=[shape])
             for i, (name, dtype, shape) in enumerate(
@@ -105,7 +105,7 @@ class Request:
 
 
 def fault(ranks: Sequence[int], requests: Mapping[int, Request]) -> tuple[str, str] | None:
-    """What is wrong with the requests of `ranks` for one name, as (code, sentence); None if nothing."""
+    """Returns the error of the requests of `ranks` for one name as (code, message), or None."""
     apart = difference(requests)
     if apart:
         return FAILED_PRECONDITION, apart
@@ -146,9 +146,9 @@ def _fault_of_splits(ranks: Sequence[int], requests: Mapping[int, Request]) -> t
 
 
 def difference(requests: Mapping[int, Request]) -> str | None:
-    """A sentence on how the requests of ranks for one name contradict each other; None if not."""
+    """Returns a message about contradictions in the ranks' requests for one name, or None."""
     first, *others = requests.values()
-    if all(other.key == first.key for other in others):  # a tenth of the time of looking for what differs
+    if all(other.key == first.key for other in others):  # ten times as fast as the search below
         return None
     for what, of in _COMPARED[first.kind if _is_one(requests, "kind") else "any"]:
         if len({of(request) for request in requests.values()}) > 1:
@@ -161,7 +161,7 @@ def _is_one(requests: Mapping[int, Request], attribute: str) -> bool:
 
 
 def _apart(requests: Mapping[int, Request], of: Any) -> str:
-    """ "rank 0: [2, 3]; ranks 1, 2: [3, 3]" """
+    """Returns text such as "rank 0: [2, 3]; ranks 1, 2: [3, 3]"."""
     groups: dict[Any, list[int]] = {}
     for rank in sorted(requests):
         groups.setdefault(of(requests[rank]), []).append(rank)
@@ -169,7 +169,7 @@ def _apart(requests: Mapping[int, Request], of: Any) -> str:
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
-    """ "rank 3", "ranks 0, 1, 4" """
+    """Returns text such as "rank 3" or "ranks 0, 1, 4"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown = ", ".join(map(str, ranks[:16]))

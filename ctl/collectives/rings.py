@@ -1,7 +1,7 @@
-"""Collectives of large tensors over a mesh: bandwidth does not grow with the number of ranks.
+"""Collectives of large tensors over a mesh. The bytes per rank do not grow with the number of ranks.
 
-`ranks` are those that take part, in order; `me` is this rank's index among them. Arrays are
-one-dimensional; results are new, and begin where TensorFlow takes memory over without a copy.
+`ranks` are the participating ranks in order, and `me` is the index of this rank in them. Arrays are
+one-dimensional. Results are new arrays with an alignment that TensorFlow accepts without a copy.
 """
 
 import bisect
@@ -12,16 +12,16 @@ from ctl.collectives import arithmetic, memory
 from ctl.collectives.links import CHUNK, Consume
 from ctl.collectives.mesh import Mesh
 
-_PIECE = 1 << 20  # bytes of a broadcast on their way at a time
-MOST_PAIR_BYTES = 1 << 20  # that two ranks send each other whole; part of the protocol
+_PIECE = 1 << 20  # bytes; unit of the pipeline of a broadcast
+MOST_PAIR_BYTES = 1 << 20  # maximum of a vector that two ranks exchange as a whole; part of the protocol
 _SUMS = (arithmetic.SUM, arithmetic.AVERAGE)
 
 
 class Joined:
-    """Arrays of one type as one vector, without a copy; each begins at a multiple of 64 bytes.
+    """Arrays of one dtype as one vector, without a copy. Each array starts at a multiple of 64 bytes.
 
     Attributes:
-      total: such a vector of its own, for the result.
+      total: New vector of the same size for the result.
     """
 
     def __init__(self, arrays: Sequence[np.ndarray]):
@@ -35,12 +35,12 @@ class Joined:
         self.total = memory.aligned(self._starts[-1], self.dtype)
 
     def bounds(self, count: int) -> list[int]:
-        """`count` parts of about the same length, in elements."""
+        """Returns the bounds of `count` parts of similar size (elements)."""
         steps = self._starts[-1] // self._step
         return [steps * i // count * self._step for i in range(count + 1)]
 
     def views(self, low: int, high: int) -> list[np.ndarray]:
-        """The elements from `low` to `high`, as parts of the arrays."""
+        """Returns the elements from `low` to `high` as views of the arrays."""
         found = []
         i = bisect.bisect_right(self._starts, low) - 1
         while low < high:
@@ -55,7 +55,7 @@ class Joined:
         return found
 
     def results(self) -> list[np.ndarray]:
-        """`total`, cut into arrays as those that came."""
+        """Returns views of `total` with the sizes of the arrays."""
         starts = self._starts[:-1]
         return [self.total[s : s + a.size] for s, a in zip(starts, self._arrays, strict=True)]
 
@@ -63,10 +63,10 @@ class Joined:
 def ring_allreduce(
     mesh: Mesh, ranks: Sequence[int], me: int, arrays: Sequence[np.ndarray], op: int
 ) -> list[np.ndarray]:
-    """All get the same bits: each part is reduced by one rank and handed on.
+    """Returns the reduced arrays, bitwise equal on all ranks: one rank reduces each part.
 
-    Two ranks with little both reduce everything, in the order of ranks. Who reduces divides a mean,
-    if `arithmetic.engine_divides`.
+    For small arrays, two ranks both reduce everything in the order of ranks. The reducing rank divides a
+    mean if `arithmetic.engine_divides` is True for its dtype.
     """
     joined, count = Joined(arrays), len(ranks)
     total, bounds = joined.total, joined.bounds(len(ranks))
@@ -84,7 +84,7 @@ def ring_allreduce(
 
 
 def _reduce_pair(mesh: Mesh, other: int, me: int, joined: Joined, op: int, divisor: int) -> None:
-    """Both send and reduce everything, in one order: as many bytes as on a ring, in one step."""
+    """Reduces everything on both ranks in the same order: as many bytes as on a ring, in one step."""
     end = joined.total.size
     consume = _reducing(joined, 0, op, divisor, mine_first=me == 0)
     mesh.exchange(other, joined.views(0, end), other, joined.total.nbytes, consume=consume)
@@ -93,7 +93,7 @@ def _reduce_pair(mesh: Mesh, other: int, me: int, joined: Joined, op: int, divis
 def ring_reducescatter(
     mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, sizes: Sequence[int], op: int
 ) -> np.ndarray:
-    """This rank's part of the reduced array; `sizes` are elements by rank."""
+    """Returns this rank's part of the reduced array. `sizes` are the elements by rank."""
     joined, bounds = Joined([mine]), _bounds(sizes)
     _reduce_parts(mesh, ranks, me, joined, bounds, op)
     return _part(joined.total, bounds, me)
@@ -108,7 +108,7 @@ def _reduce_parts(
     op: int,
     divisor: int = 1,
 ) -> None:
-    """Leaves part i of the total reduced, and divided, on rank i of the ring."""
+    """Reduces and divides part i of the total on rank i of the ring."""
     count, total = len(ranks), joined.total
     if count == 1:
         _copy(joined.views(bounds[0], bounds[1]), total[bounds[0] : bounds[1]])
@@ -125,7 +125,7 @@ def _reduce_parts(
 
 
 def _reducing(joined: Joined, start: int, op: int, divisor: int, mine_first: bool = True) -> Consume:
-    """Reduces what comes with the arrays, from element `start` on, into the total, and divides it."""
+    """Returns a consumer that reduces received elements with the arrays and divides the result."""
 
     def consume(offset: int, chunk: np.ndarray) -> None:
         came = chunk.view(joined.dtype)
@@ -144,9 +144,9 @@ def _reducing(joined: Joined, start: int, op: int, divisor: int, mine_first: boo
 def _reduce_halves(
     mesh: Mesh, ranks: Sequence[int], me: int, joined: Joined, bounds: Sequence[int]
 ) -> None:
-    """As `_reduce_parts`, for sums of sixteen-bit floats of many ranks: in float32, rounded once.
+    """Reduces 16-bit floats of more than two ranks like `_reduce_parts`, in float32 with one rounding.
 
-    As many bytes as on the ring, each to the rank that sums them.
+    Sends as many bytes as on the ring, directly to the rank that sums them.
     """
     count, out = len(ranks), _part(joined.total, bounds, me)
     _copy(joined.views(bounds[me], bounds[me + 1]), out)
@@ -168,7 +168,7 @@ def _reduce_halves(
 def ring_allgather(
     mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, sizes: Sequence[int]
 ) -> np.ndarray:
-    """Bytes of all ranks, joined in order; `sizes` are bytes by rank."""
+    """Returns the concatenated bytes of all ranks in order. `sizes` are the bytes by rank."""
     count = len(ranks)
     bounds = _bounds(sizes)
     joined = memory.aligned(bounds[-1], np.dtype(np.uint8))
@@ -182,9 +182,9 @@ def ring_allgather(
 
 
 def ring_broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray, root: int) -> None:
-    """Fills `buffer`, bytes, on every rank with the root's; `root` is an index of `ranks`.
+    """Copies the root's bytes to `buffer` on all ranks. `root` is an index of `ranks`.
 
-    Piece by piece along a chain, so that all links are busy at once.
+    The pieces form a pipeline along a chain of ranks, so all links are busy at the same time.
     """
     count = len(ranks)
     if count == 1:
@@ -195,7 +195,7 @@ def ring_broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray
     pieces = [buffer[i : i + _PIECE] for i in range(0, buffer.size, _PIECE)]
     nothing = buffer[:0]
     is_last = place == count - 1
-    for i in range(len(pieces) + 1):  # receives piece i while it hands on piece i - 1
+    for i in range(len(pieces) + 1):  # receives piece i and sends piece i - 1
         into = pieces[i] if i < len(pieces) and place else nothing
         out_index = i - 1 if place else i
         has_out = not is_last and 0 <= out_index < len(pieces)
@@ -205,7 +205,7 @@ def ring_broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray
 def ring_alltoall(
     mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, sizes: Sequence[Sequence[int]]
 ) -> np.ndarray:
-    """Bytes for this rank from all, joined in order; `sizes[i][j]` are bytes from i to j."""
+    """Returns the concatenated bytes for this rank. `sizes[i][j]` are the bytes from rank i to rank j."""
     count = len(ranks)
     out_bounds = _bounds(sizes[me])
     in_bounds = _bounds([row[me] for row in sizes])
@@ -233,4 +233,4 @@ def _part(buffer: np.ndarray, bounds: Sequence[int], index: int) -> np.ndarray:
     return buffer[bounds[index] : bounds[index + 1]]
 
 
-assert CHUNK % memory.ALIGNMENT == 0  # so that a chunk never ends within a number
+assert CHUNK % memory.ALIGNMENT == 0  # so that no element is split between chunks

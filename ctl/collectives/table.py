@@ -1,4 +1,4 @@
-"""Which ranks have asked for what: requests are paired by process set, name and order."""
+"""Table of pending requests, which are paired by process set, name and order."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ from ctl.collectives.requests import Request
 
 @dataclass(eq=False)
 class Round:
-    """One collective on its way to being complete.
+    """One collective that at least one rank has requested.
 
     Attributes:
-      requests: rank -> what it asked.
-      payloads: rank -> the numbers that came with it, if they did.
+      requests: Rank -> its request.
+      payloads: Rank -> data of an inline request.
       since: `time.monotonic()` of the first request.
-      warned_at: when somebody was told last that ranks are missing.
+      warned_at: Time of the last warning about missing ranks.
     """
 
     name: str
@@ -27,28 +27,28 @@ class Round:
 
     @property
     def is_inline(self) -> bool:
-        """All numbers are here already."""
+        """True if all requests contain their data."""
         return all(request.is_inline for request in self.requests.values())
 
     @property
     def any_request(self) -> Request:
-        """Of the lowest rank that asked."""
+        """Request of the lowest rank."""
         return self.requests[min(self.requests)]
 
 
 class Table:
-    """Requests that wait for those of other ranks, and the process sets they wait in."""
+    """Incomplete rounds, and the process sets."""
 
     def __init__(self, size: int):
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self._next_set = 1
         self._waiting: dict[tuple[int, str], list[Round]] = {}
-        self._of_member: dict[tuple[int, str], list[Round]] = {}  # of a name within a round's names
+        self._of_member: dict[tuple[int, str], list[Round]] = {}  # by one of a round's names
 
     def conflicts(self, request: Request) -> tuple[list[Round], bool]:
-        """Rounds whose names have to go one by one, since a rank joins them otherwise.
+        """Returns the rounds to split, because a rank fuses their names differently.
 
-        And whether those of the request itself have to.
+        The second result is True if the request must be split too.
         """
         process_set, names = request.process_set, request.names
         if not names:
@@ -62,7 +62,7 @@ class Table:
         return others, bool(others) or any(key in self._waiting for key in members)
 
     def put(self, rank: int, request: Request, payload: bytes) -> Round | None:
-        """Takes a request in; returns its round if that is complete now."""
+        """Adds a request. Returns its round if the round is complete."""
         rounds = self._waiting.setdefault((request.process_set, request.name), [])
         for found in rounds:
             if rank not in found.requests:
@@ -80,7 +80,7 @@ class Table:
         return found
 
     def drop(self, done: Round) -> None:
-        """Takes a round out."""
+        """Removes a round."""
         key = (done.process_set, done.name)
         rounds = self._waiting[key]
         rounds.remove(done)
@@ -93,15 +93,15 @@ class Table:
                 del self._of_member[member]
 
     def waiting(self) -> list[Round]:
-        """Every round that some rank has yet to join."""
+        """Returns all incomplete rounds."""
         return [found for rounds in self._waiting.values() for found in rounds]
 
     def missing(self, found: Round) -> list[int]:
-        """The ranks it waits for."""
+        """Returns the ranks that have not requested the collective."""
         return [r for r in self.sets[found.process_set] if r not in found.requests]
 
     def add_set(self, ranks: Sequence[int]) -> int:
-        """Returns its number; -1 if there is one of these ranks."""
+        """Returns the number of the new process set, or -1 if one with these ranks exists."""
         ranks = tuple(ranks)
         if ranks in self.sets.values():
             return -1
@@ -111,13 +111,13 @@ class Table:
         return number
 
     def remove_set(self, number: int) -> int:
-        """Returns the number; -1 if there is no such set."""
+        """Returns the number of the removed process set, or -1 if it does not exist."""
         return number if number and self.sets.pop(number, None) is not None else -1
 
     def at_odds(self) -> Iterator[list[Round]]:
-        """Rounds of one process set that wait for one another: each of its ranks waits in one.
+        """Yields rounds of one process set that wait for each other: each rank waits in one of them.
 
-        No request that could complete one of them can come from a thread that waits.
+        No request that could complete one of them can come from a blocked thread.
         """
         for number, ranks in self.sets.items():
             rounds = [r for r in self.waiting() if r.process_set == number]

@@ -1,7 +1,8 @@
-"""TensorFlow's collectives in the coordinator's order: tensors of GPUs go by NCCL, not through the host.
+"""Data plane that runs TensorFlow's collectives: NCCL sends tensors on GPUs without a copy to the host.
 
-A thread of its own runs them, since one waits until all ranks have begun it: the engine goes on
-listening, and aborts what can never end. Numbers that are not added travel as float32 words, unread.
+A separate thread runs the collectives in the coordinator's order, because each one blocks until all ranks
+have started it. Meanwhile the engine receives messages, and aborts a collective that cannot finish. Data
+that is not reduced is sent as float32 words without arithmetic.
 """
 
 import itertools
@@ -33,22 +34,23 @@ _WIDER = {
 }  # fmt: skip
 _HALVES = (tf.float16, tf.bfloat16)
 _WORD = 4  # bytes
-_SMALL = 1 << 20  # bytes of a tensor that is joined with others
-_FIRST_TASK = 1000  # TensorFlow orders tasks as text
+_SMALL = 1 << 20  # bytes; smaller tensors are concatenated
+_FIRST_TASK = 1000  # equal number of digits, as TensorFlow sorts tasks as text
 _LEADER = f"/job:worker/replica:0/task:{_FIRST_TASK}"
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
-_planes = itertools.count()  # made in this process; no two may share the keys of their collectives
+_planes = itertools.count()  # number of the plane in this process, which separates collective keys
 
 
 def has_gpus() -> bool:
-    """Whether TensorFlow sees a GPU; asked without waking drivers where there are none."""
+    """Returns True if TensorFlow lists a GPU. Does not load drivers without a device file."""
     return any(map(os.path.exists, _GPU_FILES)) and bool(tf.config.list_physical_devices("GPU"))
 
 
 def join_plane(engine: Engine, word: str) -> None:
-    """Gives the engine its plane if all ranks want it: by "tensorflow", or by "auto" where there are GPUs.
+    """Creates the engine's plane if all ranks request it: by "tensorflow", or by "auto" if they have GPUs.
 
-    All ranks call it, with any word. Raises UsageError where TensorFlow has begun before.
+    All ranks call it, with any `word`. Raises UsageError for "tensorflow" if TensorFlow is already
+    initialised.
     """
     if engine.place.size == 1:
         return
@@ -75,22 +77,23 @@ def _free_port() -> int:
 
 
 def has_begun() -> bool:
-    """Whether TensorFlow has made a tensor, or runs sessions: how it is set up is decided then."""
+    """Returns True if TensorFlow is initialised or runs sessions, so that its setup is final."""
     return not tf.executing_eagerly() or eager_context.is_context_initialized()
 
 
 class TensorFlowPlane:
-    """Carries out collectives of one engine.
+    """Data plane of one engine.
 
     Args:
-      addresses: "host:port" at which each rank's TensorFlow listens.
-      gpus_only: what is in the host's memory goes another way.
+      engine: Engine of this rank.
+      addresses: "host:port" at which TensorFlow listens, by rank.
+      gpus_only: True if the plane does not transfer tensors in host memory.
     """
 
     def __init__(self, engine: Engine, addresses: Sequence[str], *, gpus_only: bool):
         self.gpus_only = gpus_only
         self._engine, self._number = engine, next(_planes)
-        self._runs: Counter[tuple[int, ...]] = Counter()  # of each set of ranks
+        self._runs: Counter[tuple[int, ...]] = Counter()  # number of collectives by set of ranks
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         address_by_task = {_FIRST_TASK + rank: address for rank, address in enumerate(addresses)}
         collective_runtime.enable_collectives(_FIRST_TASK + engine.place.rank, address_by_task, _LEADER)
@@ -98,7 +101,7 @@ class TensorFlowPlane:
         self._thread.start()
 
     def carries(self, kind: str, tensors: Sequence[Any]) -> bool:
-        """Whether a collective goes this way: by its kind, and the types and devices of its tensors."""
+        """Returns True if the plane can execute a collective of this kind with the dtypes and devices."""
         if not tensors or not all(isinstance(t, tf.Tensor) for t in tensors):
             return False
         if self.gpus_only and not all(map(_is_on_gpu, tensors)):
@@ -108,25 +111,25 @@ class TensorFlowPlane:
         return tf.string not in types and not (is_added and types - {*_ADDED, *_WIDER})
 
     def begin(self, found: Sequence[Pending], header: dict[str, Any]) -> None:
-        """Queues what the coordinator has said all ranks are to do now."""
+        """Queues collectives that the coordinator has scheduled."""
         self._queue.put(lambda: self._carry_out(found, header))
 
     def joined(self, flat: Sequence[Any]) -> Any:
-        """One flat tensor of several."""
+        """Returns the concatenation of flat tensors."""
         with scope_of(flat[0]):
             return tf.concat(flat, axis=0) if len(flat) > 1 else flat[0]
 
     def parted(self, joined: Any, counts: Sequence[int]) -> list[Any]:
-        """The flat tensors of so many elements in one."""
+        """Returns the parts of a concatenation. `counts` are the elements of each part."""
         with scope_of(joined):
             return tf.split(joined, counts) if len(counts) > 1 else [joined]
 
     def abort(self, why: str) -> None:
-        """A rank is gone: whoever waits for it here stops waiting."""
+        """Ends the collectives that wait for a lost rank."""
         collective_runtime.abort_collectives(why)
 
     def close(self) -> None:
-        """Takes no more."""
+        """Ends the thread after the queued collectives."""
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -137,11 +140,11 @@ class TensorFlowPlane:
         ranks = tuple(header["ranks"])
         collective = _Collective(self, ranks, ranks.index(self._engine.place.rank))
         try:
-            if found[0].request.kind == "allreduce":  # only these come several at a time
+            if found[0].request.kind == "allreduce":  # only all-reduces are fused
                 results = _reduced_together(self, collective, found)
             else:
                 results = [self._results(found[0], header, collective)]
-        except Exception as e:  # whoever waits must be told
+        except Exception as e:  # waiting threads need the error
             message = getattr(e, "message", str(e))
             for pending in found:
                 lost = failure("LOST", f"{pending.request}: TensorFlow's collective failed: {message}")
@@ -151,7 +154,7 @@ class TensorFlowPlane:
                 self._engine.finish(pending.request.id, result=result, more=header)
 
     def _results(self, pending: Pending, header: dict[str, Any], collective: "_Collective") -> list[Any]:
-        """Flat tensors."""
+        """Returns the flat results."""
         request, tensors = pending.request, pending.tensors
         ranks = header["ranks"]
         if request.kind == "broadcast":
@@ -169,7 +172,7 @@ class TensorFlowPlane:
         ]
 
     def keys(self, ranks: tuple[int, ...]) -> dict[str, Any]:
-        """What names the next collective of these ranks, the same on each of them."""
+        """Returns the group and instance keys of the ranks' next collective, equal on all of them."""
         self._runs[ranks] += 1
         key = zlib.crc32(f"{self._number} {ranks}".encode()) & 0x7FFFFFFF
         return {"group_size": len(ranks), "group_key": key, "instance_key": self._runs[ranks]}
@@ -180,7 +183,7 @@ def _is_on_gpu(tensor: Any) -> bool:
 
 
 def scope_of(tensor: Any) -> Any:
-    """The scope of an eager tensor's device; within a graph's call it has another job's name."""
+    """Returns the scope of an eager tensor's device. Its job name differs within a graph's call."""
     return tf.device("/device:" + tensor.device.rpartition("device:")[2])
 
 
@@ -189,7 +192,7 @@ def _row(shape: Sequence[int]) -> int:
 
 
 class _Collective:
-    """Of some ranks, on flat tensors."""
+    """Collectives of some ranks on flat tensors."""
 
     def __init__(self, plane: TensorFlowPlane, ranks: tuple[int, ...], me: int):
         self._plane, self._ranks, self._me = plane, ranks, me
@@ -216,7 +219,7 @@ class _Collective:
             return _of_words(found, tensor.dtype, size)
 
     def gathered(self, tensor: Any, counts: Sequence[int]) -> Any:
-        """`counts` elements of each rank, one after the other."""
+        """Returns the concatenation of `counts` elements of each rank."""
         if len(self._ranks) == 1 or not max(counts):
             return tf.identity(tensor)
         with scope_of(tensor):
@@ -232,7 +235,7 @@ class _Collective:
         return tf.reshape(found, [len(self._ranks), -1])
 
     def exchanged(self, tensor: Any, row: int, splits: Sequence[Sequence[int]]) -> Any:
-        """`splits` of each rank: rows for each."""
+        """Exchanges rows. `splits` are the numbers of rows by source rank and destination rank."""
         largest = row * max(max(counts) for counts in splits)
         if len(self._ranks) == 1 or not largest:
             return tf.identity(tensor)
@@ -247,7 +250,7 @@ class _Collective:
             )
 
     def scattered(self, tensor: Any, rows: Sequence[int], row: int, op: int) -> Any:
-        """This rank's rows of the sum; TensorFlow scatters on GPUs only."""
+        """Returns this rank's rows of the sum. TensorFlow's reduce-scatter supports GPUs only."""
         first = row * sum(rows[: self._me])
         return self.reduced(tensor, op)[first : first + row * rows[self._me]]
 
@@ -255,7 +258,7 @@ class _Collective:
 def _reduced_together(
     plane: TensorFlowPlane, collective: _Collective, found: Sequence[Pending]
 ) -> list[list[Any]]:
-    """The flat results of all-reduces; small tensors of a type are joined, in one order on all ranks."""
+    """Returns flat results of all-reduces. Small tensors of a dtype are concatenated in the same order."""
     op = found[0].request.op
     tensors = [tensor for pending in found for tensor in pending.tensors]
     groups: dict[Any, list[int]] = {}
@@ -275,7 +278,7 @@ def _bytes(tensor: Any) -> int:
 
 
 def _words(tensor: Any, count: int | None = None) -> Any:
-    """A flat tensor's memory as float32, as long as that of `count` elements; it is not computed with."""
+    """Returns the memory of a flat tensor as float32 words, padded to the size of `count` elements."""
     size = _bytes(tensor) if count is None else count * tensor.dtype.size
     if tensor.dtype == tf.bool:
         tensor = tf.cast(tensor, tf.uint8)
@@ -285,7 +288,7 @@ def _words(tensor: Any, count: int | None = None) -> Any:
 
 
 def _of_words(words: Any, dtype: Any, size: int) -> Any:
-    """The flat tensor of a type in the first `size` bytes."""
+    """Returns the flat tensor of a dtype in the first `size` bytes."""
     octets = tf.reshape(tf.bitcast(words, tf.uint8), [-1])[:size]
     if dtype == tf.bool:
         return tf.cast(octets, tf.bool)
@@ -295,7 +298,7 @@ def _of_words(words: Any, dtype: Any, size: int) -> Any:
 
 
 def scaled_tensor(tensor: Any, factor: float) -> Any:
-    """As `arithmetic.scaled`."""
+    """Scales a tensor like `arithmetic.scaled`."""
     if factor == 1.0:
         return tensor
     with scope_of(tensor):
@@ -307,7 +310,7 @@ def scaled_tensor(tensor: Any, factor: float) -> Any:
 
 
 def finished_tensor(total: Any, op: int, count: int, postscale: float) -> Any:
-    """As `arithmetic.finished`."""
+    """Finishes a reduction like `arithmetic.finished`."""
     mean = _mean(total, count) if op == AVERAGE and count > 1 else total
     return scaled_tensor(mean, postscale)
 
@@ -323,7 +326,10 @@ def _mean(total: Any, count: int) -> Any:
 
 
 def tensor_function(act: Any, given: list, types: Any, *, stateful: bool, name: str = "take") -> Any:
-    """As `tf.numpy_function`, of tensors that stay where they are; `tf.py_function` is always stateful."""
+    """Adds a node that calls `act` like `tf.numpy_function`, without a copy of tensors to the host.
+
+    `tf.py_function` itself is always stateful.
+    """
     graph: Any = tf.compat.v1.get_default_graph()
     if stateful or not isinstance(graph, tf.__internal__.FuncGraph):
         return tf.py_function(act, given, types, name=name)

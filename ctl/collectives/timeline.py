@@ -1,6 +1,6 @@
-"""Collectives as a Chrome trace (chrome://tracing, Perfetto): a row per tensor.
+"""Chrome trace of the collectives (chrome://tracing, Perfetto): one row per tensor.
 
-A disk that refuses ends the trace, with a line on stderr, and not the job.
+A write error ends the trace, with a message on stderr, but not the job.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 
 class Timeline:
-    """Writes while it has a file; several threads may call it."""
+    """Writer of the trace. A no-op without a file. Thread-safe."""
 
     def __init__(self) -> None:
         self._file: IO[str] | None = None
@@ -25,7 +25,7 @@ class Timeline:
         self._started = 0.0
 
     def start(self, path: str, *, mark_cycles: bool = False) -> None:
-        """Writes to a new file from here on. Raises OSError."""
+        """Starts a new file. Raises OSError."""
         self.stop()
         with self._lock:
             self._file = Path(path).open("w")  # noqa: SIM115  until stop()
@@ -35,7 +35,7 @@ class Timeline:
             self._started = time.monotonic()
 
     def stop(self) -> None:
-        """Closes the file; it is valid JSON then."""
+        """Closes the file, which is valid JSON afterwards."""
         with self._lock:
             if self._file is not None:
                 with self._until_it_fails():
@@ -44,7 +44,7 @@ class Timeline:
                 self._file = None
 
     def asked(self, name: str, kind: str, rank: int) -> None:
-        """A rank asks for a collective."""
+        """Records the request of a rank."""
         with self._lock:
             if self._file is None:
                 return
@@ -55,7 +55,7 @@ class Timeline:
                 self._write("X", name, str(rank), dur=0)
 
     def agreed(self, name: str) -> None:
-        """All ranks have asked for it."""
+        """Records that all ranks have requested the collective."""
         with self._lock:
             if self._file is not None and name in self._open:
                 self._open.discard(name)
@@ -63,7 +63,7 @@ class Timeline:
                     self._write("E", name, "")
 
     def did(self, name: str, kind: str, start: float) -> None:
-        """A collective began at `time.monotonic()` start, and has ended now."""
+        """Records a collective that started at `start` (`time.monotonic()`) and has ended now."""
         with self._lock:
             if self._file is not None and start >= self._started:
                 ended = time.monotonic()
@@ -71,7 +71,7 @@ class Timeline:
                     self._write("X", name, kind.upper(), at=start, dur=int(1e6 * (ended - start)))
 
     def cycle(self) -> None:
-        """Requests are looked at now."""
+        """Records a cycle of the coordinator."""
         with self._lock:
             if self._file is not None and self._mark_cycles:
                 with self._until_it_fails():

@@ -1,4 +1,4 @@
-"""Collectives whose numbers go from rank to rank, as the coordinator ordered them."""
+"""Execution of collectives between the ranks, in the coordinator's order."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ TransferRequest = tuple[Request, Sequence[np.ndarray]]
 def carried_out(
     mesh: Mesh, ranks: Sequence[int], me: int, header: dict[str, Any], asked: Sequence[TransferRequest]
 ) -> list[list[np.ndarray]]:
-    """Flat results, for each request of one order; several are all-reduces that travel together."""
+    """Returns flat results for each request of one response. Several requests are fused all-reduces."""
     request, arrays = asked[0]
     if request.kind == "allreduce":
         return _reduced(mesh, ranks, me, asked)
@@ -40,7 +40,7 @@ def carried_out(
 
 
 def _reduced(mesh: Any, ranks: Any, me: Any, asked: Sequence[TransferRequest]) -> list[list[np.ndarray]]:
-    """All tensors of a type as one vector."""
+    """Reduces all tensors of a dtype as one vector."""
     op = asked[0][0].op
     everything = [array for _, arrays in asked for array in arrays]
     totals: list[np.ndarray] = [array[:0] for array in everything]
@@ -54,7 +54,7 @@ def _reduced(mesh: Any, ranks: Any, me: Any, asked: Sequence[TransferRequest]) -
 
 
 def _broadcast(mesh: Any, ranks: Any, me: Any, array: np.ndarray, root: int) -> np.ndarray:
-    buffer = memory.aligned(array.size, array.dtype)  # which TensorFlow takes over without a copy
+    buffer = memory.aligned(array.size, array.dtype)  # aligned, so that TensorFlow needs no copy
     if ranks[me] == root:
         buffer[...] = array
     rings.ring_broadcast(mesh, ranks, me, buffer.view(np.uint8), list(ranks).index(root))

@@ -1,5 +1,5 @@
-"""Who this process is, which strategy it uses, and how workers start and leave together.
+"""Creation of the distribution strategy, and the start and the shutdown of a job's processes.
 
-Steps, data and checkpoints do not belong here. TF_CONFIG comes in, a strategy and its place in the
-job go out.
+Input is the environment (TF_CONFIG or the variables of a platform), output is a strategy and the topology
+of the job. Steps, data and checkpoints do not belong here.
 """

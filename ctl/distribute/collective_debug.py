@@ -1,10 +1,10 @@
-"""A debugging switch: workers tell each other what they are about to sum, before they do.
+"""Debugging option that compares the collectives of all workers before they run.
 
-TensorFlow pairs the collectives of workers by their order. If one worker does one more than the
-others (a metric read on the chief alone), all wait, or unequal ones of equal shape are added up
-silently. With `--check_collectives` each worker announces (step, name, shape, dtype) through
-TensorFlow's coordination service and compares it with the others' before any number travels; the
-first difference is an error that names the line on each worker.
+TensorFlow pairs the collectives of workers by their order. If one worker runs an additional collective (a
+metric that is read on the chief alone), all workers wait, or different collectives of equal shape are
+paired without an error. With `--check_collectives` each worker publishes (step, name, shape, dtype) through
+TensorFlow's coordination service and compares it with the values of the other workers before any data is
+sent. The first difference is an error that names the line on each worker.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.tensorflow_patches import announced_collectives, coordination_service
 
-_WAIT_SECS = 120.0  # for the others to come to their next collective
+_WAIT_SECS = 120.0  # for the other workers to start their next collective
 _LIBRARIES = (
     "/ctl/",
     "/tensorflow/",
@@ -36,12 +36,12 @@ _LIBRARIES = (
 
 
 class CollectiveOrder:
-    """Announces and compares; one per process, see `watch`.
+    """Comparison of the collectives of all workers. One object per process, see `watch_collectives`.
 
     Args:
-      exchange: (number, text) -> the texts of all workers, in order; raises TimeoutError with the
-        index of a worker that did not come.
-      step: () -> completed steps.
+      exchange: (number, text) -> the texts of all workers by rank. Raises TimeoutError with the index of a
+        worker that has not published its text.
+      step: () -> number of completed steps.
     """
 
     def __init__(self, exchange: Callable[[int, str], list[str]], step: Callable[[], int]):
@@ -52,7 +52,7 @@ class CollectiveOrder:
         self._lock = threading.Lock()
 
     def announce(self, name: str, shape: Any = "", dtype: str = "") -> None:
-        """Raises UsageError unless every worker announces the same now."""
+        """Publishes a collective. Raises UsageError unless all workers publish the same one."""
         with self._lock:
             mine = {"step": self._step(), "name": name, "shape": str(shape), "dtype": dtype}
             here = _line()
@@ -71,7 +71,7 @@ class CollectiveOrder:
                     f"\n  worker {i}: {_described(what)} at {where}"
                     for i, (what, where) in enumerate(everyone)
                 ]
-                with contextlib.suppress(Exception):  # nobody leaves before the others have read
+                with contextlib.suppress(Exception):  # no worker may end before the other workers have read
                     self._exchange(self._number, "[]")
                 raise UsageError(
                     "check_collectives: workers are about to do different collectives."
@@ -83,7 +83,7 @@ class CollectiveOrder:
 
 
 class _Outer:
-    """Where the thread that had others do a sum was."""
+    """User's line in the thread that has started a collective in another thread."""
 
     line = ""
 
@@ -93,16 +93,16 @@ _outer = _Outer()
 
 
 def announce(name: str, shape: Any = "", dtype: str = "") -> None:
-    """As `CollectiveOrder.announce`, if somebody watches; else nothing."""
+    """Calls `CollectiveOrder.announce` if `watch_collectives` has been called, else a no-op."""
     if _order is not None:
         _order.announce(name, shape, dtype)
 
 
 def watch_collectives(num_workers: int, worker_index: int, step_variable: tf.Variable) -> None:
-    """From here on every collective of this process is announced first."""
+    """Checks all further collectives of this process before they run."""
 
     def step() -> int:
-        with tf.init_scope():  # also while a function is being traced
+        with tf.init_scope():  # also while tracing
             return int(step_variable.numpy())
 
     global _order  # noqa: PLW0603  one per process, as collectives are
@@ -147,7 +147,7 @@ def _described(what: dict) -> str:
 
 
 def _line() -> str:
-    """The innermost line of a user's own code, as file:line, or the function being traced."""
+    """Returns the innermost line of the user's code as file:line, or the function that is being traced."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename.replace("\\", "/")

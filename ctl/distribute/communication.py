@@ -1,4 +1,4 @@
-"""How replicas talk to each other, by words: which collectives, how long to wait, when a peer is dead."""
+"""Communication options: collective implementation, timeouts and failure detection."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CROSS_DEVICE_OPS = ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
 COMMUNICATIONS = ("auto", "ring", "nccl", "tcp")
-PEER_ERRORS = (  # what TensorFlow raises where another task is gone or cannot be reached
+PEER_ERRORS = (  # raised if another task has ended or cannot be reached
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.DeadlineExceededError,
@@ -24,7 +24,7 @@ PEER_ERRORS = (  # what TensorFlow raises where another task is gone or cannot b
 
 
 def cross_device_ops(word: str, devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
-    """What a MirroredStrategy over `devices` adds gradients up with; None for its own choice."""
+    """Returns the all-reduce of a MirroredStrategy over `devices`. None selects the strategy's default."""
     if word not in CROSS_DEVICE_OPS:
         raise UsageError(f"cross_device_ops is {word!r}; expected one of {', '.join(CROSS_DEVICE_OPS)}.")
     if word == "nccl":
@@ -38,7 +38,7 @@ def cross_device_ops(word: str, devices: Sequence[str]) -> tf.distribute.CrossDe
 
 
 def options(word: str, timeout_secs: float) -> tf.distribute.experimental.CommunicationOptions:
-    """For a MultiWorkerMirroredStrategy; `timeout_secs` of one collective, 0 for none."""
+    """Returns the options of a MultiWorkerMirroredStrategy. A `timeout_secs` of 0 disables the timeout."""
     if word not in COMMUNICATIONS:
         raise UsageError(f"communication is {word!r}; expected one of {', '.join(COMMUNICATIONS)}.")
     if not 0 <= timeout_secs < math.inf:
@@ -53,9 +53,9 @@ def options(word: str, timeout_secs: float) -> tf.distribute.experimental.Commun
 
 
 def set_heartbeat(cluster: "Topology", secs: float) -> None:
-    """How long a worker may be silent before the others give it up; 0 leaves it to TensorFlow.
+    """Sets the silence after which a worker is lost (seconds). 0 keeps TensorFlow's default.
 
-    Called before the strategy is made, which respects a service that is configured already.
+    Must be called before the strategy is created, which keeps an existing configuration of the service.
     """
     if not 0 <= secs < math.inf:
         raise UsageError(f"heartbeat_secs is {secs}; expected seconds > 0, or 0.")

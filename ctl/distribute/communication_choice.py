@@ -20,8 +20,8 @@ from ctl.errors import PeerLostError, UsageError
 
 _log = logging.getLogger("ctl")
 _ROUNDS = 5
-_ENOUGH_SECS = 1.0  # of sums, all rounds together
-_CALLS = 4  # that follow each other without a pause, as steps do
+_ENOUGH_SECS = 1.0  # of sums, total of all rounds
+_CALLS = 4  # consecutive, without a pause, as in steps
 PATHS = ("ring", "tcp")
 
 Sum = Callable[[Sequence[tf.Tensor]], Any]
@@ -87,7 +87,7 @@ def _is_faster(
     tensors: Sequence[tf.TensorSpec],
     summed: Sum,
 ) -> bool:
-    """Whether the engine is faster than the ring, on all workers together; the chief says so."""
+    """Returns True if the engine is faster than the ring on the slowest worker. The chief logs it."""
     times = _measured(strategy, engine, tensors, summed)
     faster = min(PATHS, key=lambda path: times[path])
     if topology.is_chief:
@@ -99,10 +99,10 @@ def _is_faster(
 def _measured(
     strategy: tf.distribute.Strategy, engine: Engine, tensors: Sequence[tf.TensorSpec], summed: Sum
 ) -> dict[str, float]:
-    """Median seconds of a sum by path, of the slowest worker.
+    """Returns the median duration of a sum by path, of the slowest worker (seconds).
 
-    Workers enter the first of several sums at different times. One that enters late finds the messages of
-    its peers and hardly waits, so only sums that follow each other take as long as those of steps.
+    Workers start the first of several sums at different times. A late worker finds the messages of its
+    peers and hardly waits. Only consecutive sums take as long as the sums of steps.
     """
     functions = []
     for path in PATHS:
@@ -131,7 +131,7 @@ def _slowest(engine: Engine, numbers: Sequence[float]) -> np.ndarray:
 
 
 def _seconds(function: Callable[[], Any], calls: int = 1) -> float:
-    """Returns the mean seconds of calls that follow each other."""
+    """Returns the mean duration of consecutive calls (seconds)."""
     started = time.perf_counter()
     for _ in range(calls):
         function()

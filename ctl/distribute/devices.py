@@ -1,11 +1,11 @@
-"""The devices of this process, by the names that people write."""
+"""Devices of this process and their names in settings."""
 
 import tensorflow as tf
 from ctl.errors import UsageError
 
 
 def split_cpu(count: int) -> None:
-    """Makes `count` logical devices of the CPU; UsageError once TensorFlow has started."""
+    """Creates `count` logical CPU devices. Raises UsageError if TensorFlow has already started."""
     if count < 0:
         raise UsageError(f"num_virtual_devices is {count}; expected a whole number >= 0.")
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -23,7 +23,7 @@ def split_cpu(count: int) -> None:
 
 
 def device(text: str) -> str:
-    """TensorFlow's name of a device written as "gpu:1", "/cpu:0"; UsageError if it is not there."""
+    """Returns TensorFlow's name of a device such as "gpu:1". Raises UsageError if it does not exist."""
     have = tf.config.list_logical_devices()
     kind, _, index = text.strip().lower().removeprefix("/").removeprefix("device:").partition(":")
     for device in have:
@@ -37,5 +37,5 @@ def device(text: str) -> str:
 
 
 def best_device() -> str:
-    """The first GPU, or else the CPU."""
+    """Returns the first GPU, or the CPU if there is no GPU."""
     return "/device:GPU:0" if tf.config.list_logical_devices("GPU") else "/device:CPU:0"

@@ -1,11 +1,11 @@
-"""A MultiWorkerMirroredStrategy whose sums travel over our engine instead of TensorFlow's gRPC ring.
+"""All-reduce of a MultiWorkerMirroredStrategy over the engine instead of TensorFlow's gRPC ring.
 
     engine = connect_engine(topology, limits)
-    install_engine(strategy, engine)     # what is traced or run eagerly from here on goes over it
+    install_engine(strategy, engine)     # applies to functions traced and operations run afterwards
 
-All collectives of the strategy change their path: gradients, means, finiteness, statistics of
-BatchNormalization, what workers agree on. Broadcasts of new variables stay with TensorFlow.
-One replica per worker, on a CPU.
+All collectives of the strategy use the engine: gradients, means, checks for finite values, statistics of
+BatchNormalization, decisions of the workers. TensorFlow still broadcasts new variables. The engine
+requires one replica per worker, on a CPU.
 """
 
 import atexit
@@ -38,24 +38,29 @@ from ctl.tensorflow_patches.coordination_service import CoordinationClient
 _ENGINE = "_ctl_engine"  # attribute of a strategy
 _CONNECT_SECS = 60.0
 _POLL_SECS = 1.0
-_MOST_FAILURES = 3  # to reach a worker, one after the other
+_MOST_FAILURES = 3  # consecutive, until a worker counts as lost
 _OK = "ok"
-_SILENCE_SECS = 100.0  # as TensorFlow's own, where nobody says how long a worker may be silent
-_numbers = itertools.count()  # of the groups of this process; the same on all workers
+_SILENCE_SECS = 100.0  # as in TensorFlow, if `heartbeat_secs` is 0
+_numbers = itertools.count()  # number of the group in this process; equal on all workers
 
 
 class PeerLimits(NamedTuple):
-    """Seconds of silence until a worker is lost, and that one collective may take; 0: the default, none."""
+    """Timeouts of the engine (seconds).
+
+    Attributes:
+      heartbeat_secs: Silence after which a worker is lost. 0 selects the default.
+      timeout_secs: Duration of one collective. 0 means no timeout.
+    """
 
     heartbeat_secs: float = 0.0
     timeout_secs: float = 0.0
 
 
 def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
-    """Connects this worker with all others; all call it at the same time.
+    """Connects this worker with all other workers. All workers call it at the same time.
 
-    They find each other through TensorFlow's coordination service. A worker listens at the port after
-    that of its own address, or at any free one if that is taken, until all have met.
+    They exchange addresses through TensorFlow's coordination service. A worker listens at the port after
+    that of its address, or at any free port if that one is in use, until all workers are connected.
 
     Raises UsageError on all workers if one of them cannot open enough files, and PeerLostError on all
     workers if some cannot reach each other.
@@ -113,7 +118,7 @@ def _listening(topology: Topology) -> socket.socket:
 
 
 def _exchanged(topology: Topology, key: str, mine: str) -> list[str]:
-    """The texts of all workers, by rank, through TensorFlow's coordination service."""
+    """Returns the texts of all workers by rank, exchanged through TensorFlow's coordination service."""
     service = coordination_service.coordination_client()
     jobs = [(job, len(topology.tasks.get(job, ()))) for job in ("chief", "worker")]
     tasks = [f"/job:{job}/replica:0/task:{i}" for job, count in jobs for i in range(count)]
@@ -126,9 +131,9 @@ def _exchanged(topology: Topology, key: str, mine: str) -> list[str]:
 
 
 def _text_of(service: CoordinationClient, task: str, key: str) -> str:
-    """Waits for the text of a task. Raises OpError if its process has ended, or at the end of the time.
+    """Waits for the text of a task. Raises OpError after the timeout, or if the process has ended.
 
-    The service itself does not end a wait for a process that has ended.
+    The service does not end a wait for a process that has ended.
     """
     deadline, num_failures = time.monotonic() + 2 * _CONNECT_SECS, 0
     while True:
@@ -140,7 +145,7 @@ def _text_of(service: CoordinationClient, task: str, key: str) -> str:
         try:
             service.check_collective_ops_peer_health(task, int(1000 * _POLL_SECS))
             num_failures = 0
-        except tf.errors.DeadlineExceededError:  # it is busy, or stopped
+        except tf.errors.DeadlineExceededError:  # the task is busy, or its process is stopped
             num_failures = 0
         except tf.errors.OpError:
             num_failures += 1
@@ -149,7 +154,7 @@ def _text_of(service: CoordinationClient, task: str, key: str) -> str:
 
 
 def can_use_engine(strategy: tf.distribute.Strategy) -> bool:
-    """Whether sums of this strategy could travel over the engine: several workers, a CPU each."""
+    """Returns True if the engine can run the collectives: several workers with one CPU each."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return False
     extended: Any = strategy.extended
@@ -164,13 +169,13 @@ def can_use_engine(strategy: tf.distribute.Strategy) -> bool:
 
 
 def install_engine(strategy: tf.distribute.Strategy, engine: Engine | None) -> None:
-    """Sends the strategy's collectives over the engine; None: over TensorFlow's own again."""
+    """Runs the strategy's collectives on the engine. None selects TensorFlow's launchers again."""
     collective_launchers.replace_launchers(strategy, None if engine is None else _Launcher(engine))
     setattr(strategy, _ENGINE, engine)
 
 
 def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: PeerLimits) -> None:
-    """Connects the workers and installs the engine. Raises UsageError where it cannot be used."""
+    """Connects the workers and installs the engine. Raises UsageError if the strategy cannot use it."""
     if strategy.num_replicas_in_sync == 1:
         return
     if not can_use_engine(strategy):
@@ -183,21 +188,21 @@ def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: Pee
 
 
 def engine_of(strategy: tf.distribute.Strategy) -> Engine | None:
-    """What the strategy's collectives go over; None: TensorFlow's own."""
+    """Returns the engine that runs the strategy's collectives, or None for TensorFlow's launchers."""
     return getattr(strategy, _ENGINE, None)
 
 
 def wire_dtype_of(strategy: tf.distribute.Strategy, wanted: str | None) -> str | None:
-    """The type in which sums of floats travel; None: their own, as where all workers share memory.
+    """Returns the dtype in which sums of floats are sent. None keeps the dtype of the tensors.
 
-    There is no wire between them, and converting costs more than it saves.
+    If all workers share memory, the result is None: the conversion costs more than it saves.
     """
     engine = engine_of(strategy)
     return None if engine is not None and engine.all_share_memory else wanted
 
 
 class _AllWorkers:
-    """The ranks of an engine, as `calls.CollectiveGroup`."""
+    """All ranks of an engine, as a `calls.CollectiveGroup`."""
 
     def __init__(self, engine: Engine):
         self._members = Members(engine, 0, tuple(range(engine.place.size)))
@@ -206,11 +211,11 @@ class _AllWorkers:
         return self._members
 
     def check_known(self) -> None:
-        """There always are members."""
+        """Does not raise an error: the group always has members."""
 
 
 class _Launcher:
-    """Launches collectives as TensorFlow's CollectiveReplicaLauncher does, whose place it takes."""
+    """Replacement of TensorFlow's `CollectiveReplicaLauncher` that runs collectives on the engine."""
 
     def __init__(self, engine: Engine):
         self._group = _AllWorkers(engine)
@@ -252,13 +257,13 @@ class _Launcher:
 
 
 def all_to_all(engine: Engine, rows: tf.Tensor) -> tf.Tensor:
-    """`[n * r, ...]` -> `[n * r, ...]`: r rows for each of n workers become r rows from each."""
+    """Exchanges rows between n workers: `[n * r, ...]` -> `[n * r, ...]`, r rows to and from each."""
     call = Call("alltoall", "", _AllWorkers(engine), ignores_scope=True)
     return tf.ensure_shape(tensor_ops.outputs(call, [rows], "ctl.all_to_all", "")[0], rows.shape)
 
 
 def path_of(strategy: tf.distribute.Strategy) -> str:
-    """ "tcp" or "ring" for a strategy that could use both, else ""."""
+    """Returns "tcp" or "ring" for a strategy that can use both, else an empty string."""
     if not can_use_engine(strategy):
         return ""
     return "ring" if engine_of(strategy) is None else "tcp"

@@ -1,10 +1,10 @@
-"""The chief leaves last.
+"""Exit barrier: the chief exits after all workers.
 
-    agreement.sum([0.0])             # every worker is done
-    exit_barrier.arm(topology)       # at its end, the chief waits until the others are gone
+    all_reduce.sum([0.0])            # every worker has finished
+    exit_barrier.arm(topology)       # at exit, the chief waits until the workers have ended
 
-TensorFlow's coordination service lives in the chief. A worker that is still there when the chief
-ends logs it as crashed, or is ended by it; the other way round nothing is said.
+TensorFlow's coordination service runs in the chief. A worker that is still running when the chief ends
+logs the chief as crashed, or is ended by the service. No error is logged if the workers end first.
 """
 
 import atexit
@@ -16,11 +16,11 @@ from ctl.distribute.topology import Topology
 _LONGEST_SECS = 10.0
 _POLL_SECS = 0.02
 _CONNECT_SECS = 1.0
-_peers: list[str] = []  # host:port of those that have still to leave
+_peers: list[str] = []  # host:port of the workers that have not ended
 
 
 def arm(topology: Topology) -> None:
-    """All workers have passed their last barrier: if this is the chief, its end waits for theirs."""
+    """Makes the chief wait at its exit for the workers. All workers have passed their last barrier."""
     if not topology.is_chief or topology.num_workers < 2:
         return
     atexit.unregister(_wait)
@@ -29,7 +29,7 @@ def arm(topology: Topology) -> None:
 
 
 def disarm() -> None:
-    """They train again: the end of this process says nothing about theirs."""
+    """Cancels the wait when training continues: the workers do not end with this process then."""
     _peers.clear()
 
 
@@ -43,7 +43,7 @@ def _wait() -> None:
 
 
 def _listens(address: str) -> bool:
-    """Whether the worker's server still takes connections, and so its process lives."""
+    """Returns True if the worker's server accepts connections, so that its process is still running."""
     host, _, port = address.rpartition(":")
     try:
         place = host.strip("[]"), int(port)

@@ -1,7 +1,7 @@
-"""Small sums over workers, outside the step: to agree on what no worker may decide alone.
+"""Small sums over workers outside of steps, for decisions that all workers take together.
 
-Every worker must call the same method at the same step; unequal collectives of equal shape pair
-silently in TensorFlow.
+Every worker must call the same method at the same step. TensorFlow does not detect different collectives
+of equal shape and pairs them.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from ctl.distribute.topology import Topology
 
 
 class HostAllReduce:
-    """Adds vectors of float64 over the workers of a strategy; free of charge with one worker."""
+    """Sums of float64 vectors over the workers of a strategy. A no-op with one worker."""
 
     def __init__(self, strategy: tf.distribute.Strategy, topology: Topology | None = None):
         topology = topology_of(strategy) if topology is None else topology
@@ -27,7 +27,7 @@ class HostAllReduce:
         )
 
     def sum(self, values: Any) -> np.ndarray:
-        """`[n]` on each worker -> `[n]`, the sum over workers, the same everywhere."""
+        """Returns the sum of `values` `[n]` over the workers `[n]`, identical on all workers."""
         values = np.asarray(values, np.float64)
         if self.num_workers == 1:
             return values

@@ -1,4 +1,4 @@
-"""What the workers of one job must have in common: versions, code, devices, flags.
+"""Fingerprint of a process, which must be equal on all workers: versions, code, devices, flags.
 
 fingerprint_of_process(num_gpus=0, flags={"learning_rate": 0.1})
 -> {"tensorflow": "2.21.0", "code of models.mnist": "a1b2…", "GPUs": 0, "--learning_rate": 0.1, …}
@@ -23,8 +23,8 @@ _SECRET = re.compile(
     r"password|passwd|passphrase|secret|token|credential|apikey|connection_string"
     r"|(^|_)(pass|pwd|auth|bearer|key)$|(api|access|private|secret|encryption|account|ssh)_?keys?$"
 )
-_SECRET_VARIABLES = re.compile("_keys$")  # and those above
-_HARMLESS = re.compile(  # counts and kinds of tokens, parts of data and of layers, places of secrets
+_SECRET_VARIABLES = re.compile("_keys$")  # in addition to `_SECRET`
+_HARMLESS = re.compile(  # counts and types of tokens, parts of data and layers, paths of secrets
     r"tokens$|tokeniz(er|ers|ation)|(^|_)tokens_\w|_(file|path|dir|name|id)$"
     r"|(^|_)token_(length|len|dim|dims|size|count|types?|ids?|index|indices|embeddings?|vocab|level|rate"
     r"|dropout|drop|mask|masking|budget|limit|merging|mixing|mixer|pooling|prob|shift|weights?|column)(_|$)"
@@ -41,7 +41,7 @@ _PACKAGES = ("tensorflow", "keras", "tf_keras", "numpy")
 
 
 def fingerprint_of_process(num_gpus: int, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> value for this process."""
+    """Returns name -> value for this process."""
     versions = {"ctl": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
     for name in _PACKAGES:
         if name in sys.modules:
@@ -56,17 +56,17 @@ def fingerprint_of_process(num_gpus: int, flags: Mapping[str, Any]) -> dict[str,
 
 
 def shown(name: str, value: Any) -> Any:
-    """A value as it may travel and be printed; of a secret only that it is one, and its digest."""
+    """Returns a value that may be sent and printed. A secret is replaced by a note with its digest."""
     if not looks_secret(name):
         return value
     return f"(hidden, digest {hashlib.sha256(str(value).encode()).hexdigest()[:8]})"
 
 
 def looks_secret(name: str, *, of_variable: bool = False) -> bool:
-    """Whether a flag or a variable of this name holds what nobody else may read.
+    """Returns True if a flag or a variable of this name holds a secret.
 
-    `api_key`, `hf-token`, `db.pass`, but not `max_tokens`, `image_key` or `password_file`. Of variables
-    every `…_KEY` does.
+    True for `api_key`, `hf-token` and `db.pass`, but not for `max_tokens`, `image_key` or `password_file`.
+    True for every environment variable with the suffix `_KEY`.
     """
     plain = re.sub(r"[.-]", "_", name).lower()
     if _HARMLESS.search(plain):
@@ -77,7 +77,7 @@ def looks_secret(name: str, *, of_variable: bool = False) -> bool:
 
 
 def _own_code() -> dict[str, str]:
-    """Module -> digest of its file, for the imported modules that nobody has installed."""
+    """Returns module -> digest of its file, for imported modules outside of installed packages."""
     paths = sysconfig.get_paths()
     given = {paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed = tuple(f"{place}{os.sep}" for place in given | set(map(os.path.realpath, given)))
@@ -85,7 +85,7 @@ def _own_code() -> dict[str, str]:
     for name, module in list(sys.modules.items()):
         file = str(getattr(module, "__file__", None) or "")
         if not file.endswith(".py") or name.startswith("ctl.") or file.startswith(installed):
-            continue  # of thousands of modules few are left
+            continue  # this condition skips all but a few of thousands of modules
         path = Path(file).resolve()
         if str(path).startswith(installed):
             continue

@@ -1,4 +1,4 @@
-"""Which objects are of Keras 3, the TensorFlow variable within a Keras 3 one, and what an object has."""
+"""Helpers for objects of Keras 3 and other Keras versions."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,25 +8,25 @@ from ctl.tensorflow_patches import keras_models
 
 
 def is_keras3(thing: Any) -> bool:
-    """True for objects of Keras 3 (as opposed to tf_keras, tf.Module or a user's own classes)."""
+    """Returns True for objects of Keras 3 (not of tf_keras, tf.Module or a user's own classes)."""
     return any(c.__module__ == "keras" or c.__module__.startswith("keras.") for c in type(thing).__mro__)
 
 
 def is_keras3_variable(thing: Any) -> bool:
-    """True for a variable of Keras 3 that stands on a `tf.Variable`."""
+    """Returns True for a variable of Keras 3 that wraps a `tf.Variable`."""
     return is_keras3(thing) and isinstance(getattr(thing, "value", None), tf.Variable)
 
 
 def attribute(thing: Any, name: str) -> Any:
-    """An attribute of an object of anybody's, or None; a variable has none.
+    """Returns an attribute of an object, or None. The result is None for every variable.
 
-    TensorFlow looks for a variable's in its value, which it may add up over all workers for that.
+    TensorFlow would read an attribute of a variable from its value, which may need a sum over all workers.
     """
     return None if isinstance(thing, tf.Variable) else getattr(thing, name, None)
 
 
 def layers_of(model: Any) -> list[Any]:
-    """A Keras model or layer with all layers within it; [] for anything else."""
+    """Returns a Keras model or layer and all layers within it; [] for any other object."""
     return [] if isinstance(model, tf.Variable) else keras_models.flattened_layers(model)
 
 
@@ -40,5 +40,5 @@ def synchronized_layer(layers: Iterable[Any]) -> Any:
 
 
 def plain(variable: Any) -> tf.Variable:
-    """The `tf.Variable` within a Keras 3 variable, or the variable itself."""
+    """Returns the `tf.Variable` within a Keras 3 variable, or the variable itself."""
     return variable.value if is_keras3_variable(variable) else variable

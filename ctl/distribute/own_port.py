@@ -1,4 +1,7 @@
-"""A port in use makes TensorFlow fail without naming it, and the peers wait for ever."""
+"""Check that the port of this task is free.
+
+If it is in use, TensorFlow fails without naming the port, and the peers wait without a timeout.
+"""
 
 import errno
 import socket
@@ -8,7 +11,7 @@ from ctl.errors import EXIT_RETRY, UsageError
 
 
 class StepPortInUseError(UsageError):
-    """A port that was computed from the numbers of a job step is in use; the next step has other ports."""
+    """A computed port of a job step is in use. The next step has other ports."""
 
     exit_code = EXIT_RETRY
 
@@ -29,7 +32,7 @@ def check_port_is_free(cluster: Topology) -> None:
 
 
 def port_error(cluster: Topology) -> UsageError:
-    """Returns the error for the port of this task's address that another process has."""
+    """Returns the error for a port of this task that another process uses."""
     address = cluster.address or ""
     text = f"Port {address.rpartition(':')[2]} of this task's address {address} is in use"
     if cluster.port_variable == "TF_CONFIG":

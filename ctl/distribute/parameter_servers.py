@@ -1,8 +1,8 @@
-"""Parameter servers: the roles of a job's processes, and the strategy of the one that coordinates.
+"""Roles of processes under parameter servers, and the strategy of the coordinating process.
 
-The chief runs the trainer and holds no data. Workers compute steps, each at its own speed; variables
-live on the parameter servers. Workers and parameter servers only serve, and leave by themselves when
-the chief is gone, which TensorFlow's servers never do.
+The chief runs the trainer and holds no data. Workers compute steps asynchronously. Variables are placed on
+the parameter servers. Workers and parameter servers only serve requests, and exit when the chief has ended;
+TensorFlow's servers never exit.
 """
 
 import logging
@@ -26,8 +26,8 @@ from ctl.tensorflow_patches import strategy_attributes
 WORD = "parameter_server"
 _TYPES = ("chief", "worker", "ps")
 _PROBE_SECS = 1.0
-_REFUSALS = 4  # in a row, before the chief counts as gone
-_TELL_SECS = (5.0, 30.0)  # when missing tasks are named: first by the chief, by servers
+_REFUSALS = 4  # consecutive, before the chief counts as ended
+_TELL_SECS = (5.0, 30.0)  # first log message about missing tasks: of the chief, of servers
 _START_SECS = 600.0
 _PARTITIONERS = "'min_size:256K', 'max_shards:2', 'max_shards:2,min_size:64K' or 'fixed_shards:2'"
 
@@ -35,21 +35,21 @@ _log = logging.getLogger("ctl")
 
 
 def coordinator(strategy: tf.distribute.Strategy) -> Any:
-    """The `ClusterCoordinator` of a strategy; there is one per strategy."""
+    """Returns the `ClusterCoordinator` of a strategy, one per strategy."""
     return tf.distribute.coordinator.ClusterCoordinator(strategy)
 
 
 def num_workers(strategy: tf.distribute.Strategy) -> int:
-    """Processes that compute steps; the chief is none of them."""
+    """Returns the number of processes that compute steps, without the chief."""
     return strategy_attributes.num_parameter_server_workers(strategy)
 
 
 def connect_cluster(
     cluster: Topology, devices: Sequence[str] = (), variable_partitioner: str = ""
 ) -> tf.distribute.Strategy:
-    """On the chief, the strategy, once all tasks are up. Elsewhere serves and raises SystemExit(0).
+    """Returns the strategy on the chief when all tasks are up. Other tasks serve and raise SystemExit(0).
 
-    Raises UsageError for a cluster that cannot do it, PeerLostError if tasks do not come up.
+    Raises UsageError for an unsuitable cluster, PeerLostError if tasks do not start in time.
     """
     check_tasks(cluster, devices)
     own_port.check_port_is_free(cluster)
@@ -77,7 +77,7 @@ def connect_cluster(
 
 
 def check_tasks(cluster: Topology, devices: Sequence[str] = ()) -> None:
-    """Raises UsageError for a cluster or a task that cannot take part, and for named devices."""
+    """Raises UsageError for an unsuitable cluster or task, and if `devices` are given."""
     if devices:
         raise UsageError(
             f"strategy {WORD!r} uses the device of each worker and got devices {', '.join(devices)}. "
@@ -98,7 +98,7 @@ def check_tasks(cluster: Topology, devices: Sequence[str] = ()) -> None:
 
 
 def serve(cluster: Topology) -> None:
-    """Serves as a worker or a parameter server until the chief, once seen, is gone."""
+    """Serves as a worker or a parameter server until the chief has started and ended."""
     tasks = {k: list(cluster.tasks[k]) for k in _TYPES}
     me, [chief] = f"{cluster.task_type} {cluster.task_index}", tasks["chief"]
     with log_filter.quiet():
@@ -122,7 +122,7 @@ def watch_chief(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Returns when the chief at `chief` was up and then refused several connections in a row."""
+    """Returns when the chief has accepted a connection and later refused several consecutive ones."""
     probe = probe or _answers
     started, seen, refusals, told = clock(), False, 0, False
     while refusals < _REFUSALS:
@@ -142,9 +142,9 @@ def wait_for(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Returns when every address (by task) accepts connections; names those that do not.
+    """Returns when all addresses (by task) accept connections. Logs the missing tasks.
 
-    TensorFlow would wait as well, but silently and deaf to Ctrl-C.
+    TensorFlow waits too, but without log messages, and Ctrl-C has no effect during its wait.
     """
     probe = probe or _answers
     started, tell_at, missing = clock(), _TELL_SECS[0], dict(addresses)
@@ -168,12 +168,12 @@ def _answers(address: str) -> bool:
 
 @dataclass(frozen=True)
 class Partition:
-    """How large variables are cut over parameter servers, along their first axis.
+    """Partition of large variables over parameter servers along their first axis.
 
     Attributes:
-      fixed_shards: parts of every variable; 0: by size.
-      max_shards: most parts of one variable; 0: the number of parameter servers.
-      min_bytes: smallest part.
+      fixed_shards: Number of shards of every variable. 0: determined by the size.
+      max_shards: Maximum number of shards of one variable. 0: the number of parameter servers.
+      min_bytes: Minimum size of a shard (bytes).
     """
 
     fixed_shards: int = 0
@@ -182,7 +182,7 @@ class Partition:
 
     @staticmethod
     def parse(text: str) -> "Partition":
-        """Reads e.g. "min_size:256K" or "max_shards:2,min_size:64K"; "" cuts nothing."""
+        """Parses text such as "min_size:256K" or "max_shards:2,min_size:64K". "" means no partition."""
         found: dict[str, int] = {}
         for part in filter(None, text.split(",")):
             match = re.fullmatch(r"(fixed_shards|max_shards|min_size):(\d+)([KMG]?)", part.strip())
@@ -199,7 +199,7 @@ class Partition:
         return Partition(found.get("fixed_shards", 0), found.get("max_shards", 0), found.get("min_size", 0))
 
     def partitioner(self, num_servers: int) -> Any:
-        """TensorFlow's partitioner, or None."""
+        """Returns TensorFlow's partitioner, or None."""
         library = tf.distribute.experimental.partitioners
         if self.fixed_shards:
             return library.FixedShardsPartitioner(num_shards=self.fixed_shards)
@@ -211,6 +211,6 @@ class Partition:
 
 
 def closures(steps: int, per_closure: int | None, workers: int) -> tuple[int, int]:
-    """(how many calls, most steps in each) for `steps` steps; without a length, a call per worker."""
+    """Returns (number of calls, maximum steps per call) for `steps` steps, at least one call per worker."""
     length = min(steps, per_closure or steps)
     return max(min(workers, steps), math.ceil(steps / length)), length

@@ -1,4 +1,4 @@
-"""The rank of this process among those that speak `ctl.collectives`, from its environment."""
+"""Rank of this process in `ctl.collectives`, read from its environment."""
 
 import os
 from collections.abc import Mapping
@@ -14,10 +14,11 @@ _COUNTS = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
 def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
-    """From TF_CONFIG, as `platforms.detection` reads it; HOROVOD_LOCAL_RANK and the like win where set.
+    """Returns the ranks from TF_CONFIG, as `platforms.detection` reads it.
 
-    Without TF_CONFIG the job is this process alone. Raises UsageError where the two contradict each
-    other, or HOROVOD_SIZE promises peers that nothing says how to reach.
+    HOROVOD_LOCAL_RANK and similar variables have priority. Without TF_CONFIG the job is this process only.
+    Raises UsageError if TF_CONFIG and the variables contradict each other, or if HOROVOD_SIZE is greater
+    than 1 and no variable lists the addresses of the peers.
     """
     found = detection.read_topology(environ)
     if found.task_type not in TRAINING_TYPES:

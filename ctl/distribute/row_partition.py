@@ -1,8 +1,8 @@
-"""Rows of a batch, and the share of a global batch that falls to one replica.
+"""Partition of the rows of a global batch over replicas.
 
-Replica r of R gets rows n*r//R to n*(r+1)//R of a batch of n. Where n may be smaller than R, a share
-says how many of its rows are real: a replica without any is lent its neighbour's, so that no layer
-sees an empty batch, and they count nowhere.
+Replica r of R gets rows n*r//R to n*(r+1)//R of a batch of n rows. If n may be smaller than R, a share also
+contains the number of its real rows. A replica without real rows gets a row of its neighbour, because
+layers may not support empty batches. This row does not count in any sum or metric.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def num_rows(batch: Any) -> Any:
-    """Examples in a batch: an int where static, else a scalar tensor (None for a mere spec)."""
+    """Returns the number of examples: an int if static, else a scalar tensor (None for a TypeSpec)."""
     first = tf.nest.flatten(batch)[0]
     static = first.shape[0] if first.shape.rank else None
     if static is not None or isinstance(first, tf.TypeSpec):
@@ -24,7 +24,7 @@ def num_rows(batch: Any) -> Any:
 
 
 def take_rows(batch: Any, low: Any, high: Any) -> Any:
-    """Rows `low` to `high` (exclusive) of every component of a batch; dense, ragged or sparse."""
+    """Returns rows `low` to `high` (exclusive) of each component of a batch; dense, ragged or sparse."""
 
     def take(component: Any) -> Any:
         if isinstance(component, tf.SparseTensor):
@@ -37,12 +37,12 @@ def take_rows(batch: Any, low: Any, high: Any) -> Any:
 
 
 def may_be_empty(rows: Any, num_replicas: int) -> bool:
-    """Whether a share of a batch of `rows` (None: unknown) can be without examples."""
+    """Returns True if a share of a batch of `rows` (None: unknown) can have no examples."""
     return num_replicas > 1 and not (isinstance(rows, int) and rows >= num_replicas)
 
 
 def bounds(rows: Any, replica: int, num_replicas: int) -> Any:
-    """First row, last row (exclusive, at least one row on), and the number of real rows."""
+    """Returns (first row, end row, number of real rows). The end is exclusive and after the first row."""
     low, high = rows * replica // num_replicas, rows * (replica + 1) // num_replicas
     if isinstance(low, int):
         return low, max(high, low + 1), high - low
@@ -50,10 +50,11 @@ def bounds(rows: Any, replica: int, num_replicas: int) -> Any:
 
 
 class Share(NamedTuple):
-    """What one replica gets of a global batch.
+    """Part of a global batch for one replica.
 
     Attributes:
-      rows: a batch; real_rows: how many of its first rows are examples, int64 `[]`; None: all.
+      rows: Nested structure of tensors `[r, ...]`.
+      real_rows: Number of leading rows that are examples, int64 `[]`. None: all rows.
     """
 
     rows: Any
@@ -61,6 +62,6 @@ class Share(NamedTuple):
 
 
 def share(batch: Any, replica: int, num_replicas: int, *, counted: bool) -> Share:
-    """One replica's rows of a global batch; if `counted`, with the number of real ones."""
+    """Returns one replica's rows of a global batch, with the number of real rows if `counted`."""
     low, high, real = bounds(num_rows(batch), replica, num_replicas)
     return Share(take_rows(batch, low, high), tf.cast(real, tf.int64) if counted else None)

@@ -1,12 +1,12 @@
-"""A word becomes a `tf.distribute` strategy.
+"""Creation of `tf.distribute` strategies by name.
 
-default           no distribution: one device, the least overhead
-one_device        the same through OneDeviceStrategy, on a device of choice
-mirrored          all (or the given) devices of this machine, in step
-multi_worker      all processes of TF_CONFIG, in step
-parameter_server  workers of TF_CONFIG, each at its own speed; variables live on its `ps` tasks
+default           no distribution: one device, lowest overhead
+one_device        the same with OneDeviceStrategy, on a given device
+mirrored          all (or the given) devices of this machine, synchronous
+multi_worker      all processes of TF_CONFIG, synchronous
+parameter_server  workers of TF_CONFIG, asynchronous; the variables are placed on its `ps` tasks
 central_storage   several devices of this machine, the variables on one of them
-tpu               the cores of a TPU, in step
+tpu               the cores of a TPU, synchronous
 auto              parameter_server if TF_CONFIG lists `ps`, multi_worker if it names several processes,
                   tpu if the environment names one, mirrored if there are several devices, else default
 """
@@ -28,7 +28,7 @@ from ctl.distribute.topology import TRAINING_TYPES, Topology
 from ctl.errors import UsageError
 from ctl.io import log_filter
 
-_MADE_FROM = "_ctl_topology"  # attribute of a strategy: the topology that it was made from
+_MADE_FROM = "_ctl_topology"  # attribute of a strategy: topology from which it was created
 WORDS = (
     "auto",
     "default",
@@ -56,21 +56,21 @@ def make_strategy(
     flags: Mapping[str, Any] | None = None,
     topology: Topology | None = None,
 ) -> tf.distribute.Strategy:
-    """The strategy for `word`; under several workers this waits for the others, by name.
+    """Returns the strategy with the name `word`. With several workers, blocks until all have connected.
 
     Args:
-      word: one of `WORDS`.
-      devices: such as "cpu:0" or "gpu:1"; empty for the strategy's own choice.
-      num_virtual_devices: logical CPUs to make, before TensorFlow has started; 0 leaves one.
-      cross_device_ops, communication: how mirrored and multi_worker add up; see docs/flags.md.
-      timeout_secs: for multi_worker, of one collective; heartbeat_secs: of silence until a peer is lost.
-      tpu: its name or address; variable_partitioner: for parameter servers, e.g. "min_size:256K".
-      startup_timeout_secs: for multi_worker: for the others to come; None: the launcher's, or 600.
-      flags: name -> value, equal on all workers; topology: None reads the environment.
+      word: One of `WORDS`.
+      devices: Names such as "cpu:0" or "gpu:1". Empty for the strategy's default.
+      num_virtual_devices: Number of logical CPUs. TensorFlow must not have started. 0 keeps one.
+      cross_device_ops, communication: All-reduce of mirrored and multi_worker; see docs/flags.md.
+      timeout_secs: Timeout of one collective of multi_worker; heartbeat_secs: silence of a lost worker.
+      tpu: Name or address; variable_partitioner: for parameter servers, such as "min_size:256K".
+      startup_timeout_secs: Timeout for the other workers. None: the launcher's value, or 600.
+      flags: Name -> value, equal on all workers; topology: None reads the environment.
 
-    Workers and parameter servers of "parameter_server" serve until the chief is gone, then SystemExit(0)
-    is raised. An evaluator gets its own devices. Raises UsageError for an unknown word, a bad TF_CONFIG or
-    workers that are not alike; PeerLostError for one that does not come.
+    Workers and servers of "parameter_server" serve until the chief has ended and raise SystemExit(0). An
+    evaluator gets its own devices. Raises UsageError for an unknown name, an invalid TF_CONFIG or workers
+    that differ, PeerLostError for a worker that does not connect in time.
     """
     _check_word(word)
     whole = topology or detection.read_topology()
@@ -104,7 +104,7 @@ def make_strategy(
 
 
 def _made_from(topology: Topology, strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
-    if kind_of(strategy) is not StrategyKind.DEFAULT:  # that one is there without us, and once for all
+    if kind_of(strategy) is not StrategyKind.DEFAULT:  # the default strategy is a singleton of TensorFlow
         setattr(strategy, _MADE_FROM, topology)
     return strategy
 
@@ -121,20 +121,20 @@ def _on_this_machine(
 
 
 def local(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
-    """The strategy for work within this process: parameter servers have none of their own for that."""
+    """Returns the strategy for work within this process: with parameter servers, the default one."""
     return tf.distribute.get_strategy() if has_parameter_servers(strategy) else strategy
 
 
 def place_of_counter(strategy: tf.distribute.Strategy) -> Any:
-    """Where the variable that counts steps is made: in host memory, or on a parameter server."""
+    """Returns the scope of the step counter: host memory, or the parameter servers."""
     return strategy.scope() if has_parameter_servers(strategy) else tf.device("/cpu:0")
 
 
 def _check_word(word: str) -> None:
-    """Raises UsageError for another one than those of `WORDS`; looks for devices."""
+    """Raises UsageError for a name that is not in `WORDS`. Initialises the list of physical devices."""
     if word not in WORDS:
         raise UsageError(f"strategy is {word!r}; expected one of {', '.join(WORDS)}.")
-    with log_filter.quiet():  # the first look for GPUs is noisy without one
+    with log_filter.quiet():  # the first search for GPUs logs warnings if there is none
         tf.config.list_physical_devices()
 
 
@@ -162,7 +162,7 @@ def _check_cluster(word: str, cluster: Topology) -> None:
 
 
 def _private() -> tf.distribute.Strategy:
-    """For an evaluator: its own GPUs if there are several, and never the workers' cluster."""
+    """Returns the strategy of an evaluator, on its own GPUs if it has several, without the cluster."""
     several = len(tf.config.list_logical_devices("GPU")) > 1
     return strategy_factories.mirrored([]) if several else tf.distribute.get_strategy()
 
@@ -178,7 +178,7 @@ _BELONGS_TO = {
 
 
 def _check_fitting(word: str, **given: Any) -> None:
-    """Raises UsageError for arguments that were given and belong to another strategy."""
+    """Raises UsageError for arguments that belong to another strategy."""
     for name, value in given.items():
         if value not in ("auto", "", 0) and word != _BELONGS_TO[name]:
             raise UsageError(
@@ -189,10 +189,10 @@ def _check_fitting(word: str, **given: Any) -> None:
 
 @contextlib.contextmanager
 def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """`strategy.scope()`, where plain variables can be updated by a step under any strategy.
+    """Enters `strategy.scope()`. Steps can update plain variables of the scope under any strategy.
 
-    Central storage refuses an update from replicas without an aggregation; ours are equal on all, so
-    that of the first replica is as good as any.
+    Central storage rejects an update in replica context without an aggregation. The values of these updates
+    are equal on all replicas, so the scope selects the value of the first replica.
     """
     with strategy.scope():
         if kind_of(strategy) is not StrategyKind.CENTRAL_STORAGE:
@@ -210,9 +210,9 @@ def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def topology_of(strategy: tf.distribute.Strategy) -> Topology:
-    """The topology with the replicas of a strategy object, however it was made.
+    """Returns the topology with the replicas of a strategy object.
 
-    One that `make` made knows what it was made from; else the environment is read.
+    A strategy of `make_strategy` stores its topology. For other strategies the environment is read.
     """
     found = getattr(strategy, _MADE_FROM, None) or detection.read_topology()
     replicas = strategy.num_replicas_in_sync

@@ -1,4 +1,4 @@
-"""One function for each kind of strategy; `strategies.make_strategy` chooses between them."""
+"""Factories of strategies, one for each kind. `strategies.make_strategy` selects one of them."""
 
 import contextlib
 import glob
@@ -18,7 +18,7 @@ from ctl.tensorflow_patches import unlocked_connection
 
 
 def single(word: str, names: list[str]) -> tf.distribute.Strategy:
-    """default, or one_device on the given device or the best one."""
+    """Returns the default strategy, or OneDeviceStrategy on the given device or the best one."""
     if len(names) > 1:
         raise UsageError(
             f"strategy {word!r} uses one device and got {len(names)}: {', '.join(names)}. "
@@ -40,14 +40,14 @@ def _virtual(names: list[str], num_virtual_devices: int) -> list[str]:
 def mirrored(
     names: list[str], num_virtual_devices: int = 0, cross_device_ops: str = "auto"
 ) -> tf.distribute.Strategy:
-    """All devices of this machine, or the given ones, in step."""
+    """Returns a synchronous strategy over the given devices, by default all GPUs of this machine."""
     names = _virtual(names, num_virtual_devices)
     used = names or [d.name for d in tf.config.list_logical_devices("GPU")]
     return _Mirrored(names or None, communication.cross_device_ops(cross_device_ops, used))
 
 
 def central_storage(names: list[str], num_virtual_devices: int) -> tf.distribute.Strategy:
-    """Several devices that compute, and variables in host memory."""
+    """Returns a strategy with several compute devices and variables in host memory."""
     names = _virtual(names, num_virtual_devices)
     if not names:
         names = [d.name for d in tf.config.list_logical_devices("GPU")] or ["/device:CPU:0"]
@@ -57,7 +57,10 @@ def central_storage(names: list[str], num_virtual_devices: int) -> tf.distribute
 
 
 class _Mirrored(tf.distribute.MirroredStrategy):
-    """With collective keys of its own: two strategies of one process would mix up their sums."""
+    """MirroredStrategy with separate collective keys.
+
+    Two strategies of one process with the same keys would mix up their sums.
+    """
 
     def __init__(self, devices: Any, cross_device_ops: Any = None) -> None:
         self._collective_key_base = next(_collective_keys)
@@ -76,10 +79,19 @@ def multi_worker(
     startup_timeout_secs: float | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> tf.distribute.Strategy:
-    """All processes of the cluster, in step; waits for them. `how` are communication options.
+    """Returns a synchronous strategy over all processes of the cluster. Blocks until all have connected.
 
-    Raises PeerLostError if one has not come after `startup_timeout_secs`, UsageError if one was started
-    with other code, versions, devices or `flags`.
+    Args:
+      cluster: Topology of the job.
+      names: Devices. Must be empty.
+      num_virtual_devices: Must be at most 1.
+      how: Communication options.
+      heartbeat_secs: Silence after which a worker is lost. 0 keeps TensorFlow's default.
+      startup_timeout_secs: Timeout for the other workers. None selects the default.
+      flags: Flag name -> value, equal on all workers.
+
+    Raises PeerLostError if a worker does not connect in time, UsageError if one was started with other
+    code, versions, devices or `flags`.
     """
     if names or num_virtual_devices > 1:
         came = f"devices {', '.join(names)}" if names else f"{num_virtual_devices} virtual CPUs"
@@ -94,21 +106,21 @@ def multi_worker(
     own_port.check_port_is_free(cluster)
     communication.set_heartbeat(cluster, heartbeat_secs)
     if cluster.num_workers > 1 and not _is_seeded():
-        tf.random.set_seed(0)  # a dataset shuffled without a seed has one order on all workers
+        tf.random.set_seed(0)  # equal order of unseeded shuffles on all workers
     gpus = len(tf.config.list_physical_devices("GPU"))
     timeout_secs = startup_barrier.timeout_of(startup_timeout_secs)
     mine = job_fingerprint.fingerprint_of_process(gpus, flags or {})
     with startup_barrier.checked(cluster, mine, timeout_secs), _connecting():
         try:
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=how)
-        except (*communication.PEER_ERRORS, tf.errors.UnknownError) as e:  # the last: its port is taken
+        except (*communication.PEER_ERRORS, tf.errors.UnknownError) as e:  # the latter: port in use
             text = (e.message or "").strip() or type(e).__name__
             raise PeerLostError(f"TensorFlow could not connect the workers: {text[:300]}") from e
 
 
 @contextlib.contextmanager
 def _connecting() -> Iterator[None]:
-    """TensorFlow waits for the peers within the block; signals and heartbeats go on."""
+    """Keeps signals and heartbeats active while TensorFlow waits for the peers within the block."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals.default_action())
         if not stack.enter_context(unlocked_connection.unlocked()):
@@ -119,14 +131,14 @@ def _connecting() -> Iterator[None]:
 def _is_seeded() -> bool:
     try:
         return tf.compat.v1.get_seed(None)[0] is not None
-    except RuntimeError:  # with TF_DETERMINISTIC_OPS=1 nothing may be drawn without a seed
+    except RuntimeError:  # TF_DETERMINISTIC_OPS=1 forbids random numbers without a seed
         return False
 
 
 def tpu(name: str = "", resolver: Any = None) -> tf.distribute.Strategy:
-    """Connects to a TPU, initialises it, and makes the strategy over its cores.
+    """Connects to a TPU, initialises it and returns the strategy over its cores.
 
-    Raises UsageError where none is named or none answers; asking without a name can take minutes.
+    Raises UsageError if no TPU is named or none responds. Detection without a name can take minutes.
     """
     here = name or os.environ.get("TPU_NAME", "")
     if resolver is None and not here and not glob.glob("/dev/accel*"):
@@ -141,7 +153,7 @@ def tpu(name: str = "", resolver: Any = None) -> tf.distribute.Strategy:
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
-    except Exception as e:  # every layer below has errors of its own
+    except Exception as e:  # the layers below raise errors of many types
         first = (str(e).strip().splitlines() or [""])[0]
         raise UsageError(
             f"strategy 'tpu' cannot use {here or 'the local TPU'}: {type(e).__name__}: {first[:200]}. "

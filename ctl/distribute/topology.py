@@ -1,10 +1,11 @@
-"""Which process this is, of how many, and where the others listen: one frozen object, read once.
+"""Topology of a job: rank of this process, number of processes and their addresses.
 
     topology = detection.read_topology()                    # from the environment; no TensorFlow
     topology = strategies.topology_of(strategy)    # the same with the replicas of a strategy
     trainer.topology.is_chief
 
-Whoever has to know gets it handed on. Pure data; importing this never imports TensorFlow.
+The topology is read once and passed to the objects that need it. Pure data; importing this module does
+not import TensorFlow.
 """
 
 import json
@@ -16,20 +17,20 @@ TRAINING_TYPES = ("chief", "worker")
 
 @dataclass(frozen=True)
 class Topology:
-    """The processes of one job, this process's place among them, and the replicas that they train.
+    """Processes of one job, the rank of this process, and the replicas.
 
     Attributes:
-      tasks: task type -> addresses "host:port"; empty for a job of one process.
+      tasks: Task type -> addresses "host:port". Empty for a job of one process.
       task_type: "chief", "worker", "ps" or "evaluator".
-      task_index: this task's index within its type.
-      num_replicas, num_local_replicas: over all workers, and in this process.
-      has_evaluator: another process of the job evaluates the checkpoints.
-      ends_with_chief: the platform ends all others as soon as the chief has ended.
-      platform: who says so, for people; "" where nobody does.
-      sources: the variables that were read.
-      settings: variables to set before TensorFlow starts, e.g. which GPUs are this task's.
-      notes: sentences about what was left out, or looks wrong.
-      port_variable: the variable that chooses the port of this task's address.
+      task_index: Index of this task within its type.
+      num_replicas, num_local_replicas: Number of replicas of all workers, and of this process.
+      has_evaluator: True if another process of the job evaluates the checkpoints.
+      ends_with_chief: True if the platform ends all processes as soon as the chief has ended.
+      platform: Name of the platform for messages, or an empty string.
+      sources: Names of the variables that were read.
+      settings: Variables to set before TensorFlow starts, such as the GPUs of this task.
+      notes: Messages about ignored or suspicious values.
+      port_variable: Name of the variable that selects the port of this task's address.
       ports_change: True if another start of the job has other ports, so that a port in use is no mistake.
     """
 
@@ -49,43 +50,46 @@ class Topology:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Addresses of the processes that train, by rank: the chief first, then workers in order."""
+        """Addresses of the training processes by rank: the chief first, then the workers in order."""
         return tuple(address for kind in TRAINING_TYPES for address in self.tasks.get(kind, ()))
 
     @property
     def num_workers(self) -> int:
-        """Processes that train: chief and workers; at least 1."""
+        """Number of training processes: chief and workers, at least 1."""
         return max(1, len(self.workers))
 
     @property
     def worker_index(self) -> int:
-        """This process's rank among those that train."""
+        """Rank of this process among the training processes."""
         return self.task_index + (len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0)
 
     @property
     def is_chief(self) -> bool:
-        """True for the one process that writes shared files."""
+        """True in the process that writes shared files."""
         return self.task_type in TRAINING_TYPES and self.worker_index == 0
 
     @property
     def evaluates(self) -> bool:
-        """True for a process that does not train, but evaluates what the chief has saved."""
+        """True in a process that does not train, but evaluates the chief's checkpoints."""
         return self.task_type == "evaluator"
 
     @property
     def address(self) -> str | None:
-        """This task's own "host:port", or None in a job of one process."""
+        """ "host:port" of this task, or None in a job of one process."""
         addresses = self.tasks.get(self.task_type, ())
         return addresses[self.task_index] if self.task_index < len(addresses) else None
 
     def without_servers(self) -> "Topology":
-        """For training in step, which would wait for a `ps` task for ever; itself, if this is one."""
+        """Returns the topology of synchronous training, which would wait for `ps` tasks without a timeout.
+
+        The topology of a task that does not train is returned unchanged.
+        """
         if self.task_type not in TRAINING_TYPES:
             return self
         return replace(self, tasks={k: v for k, v in self.tasks.items() if k in TRAINING_TYPES})
 
     def tf_config(self) -> str:
-        """The TF_CONFIG that says the same to TensorFlow."""
+        """Returns the equivalent TF_CONFIG."""
         return json.dumps(
             {
                 "cluster": {k: list(v) for k, v in self.tasks.items()},

@@ -1,1 +1,1 @@
-"""Where a process runs: what each platform's environment variables say of a job. No TensorFlow."""
+"""Topology of a job from the environment variables of each platform. Does not import TensorFlow."""

@@ -1,8 +1,8 @@
-"""Reads the topology from the environment, and normalises it before TensorFlow reads it.
+"""Reading of the topology from the environment, and its conversion to TF_CONFIG for TensorFlow.
 
-TF_CONFIG where it is set; else what Vertex AI, Kubernetes, SageMaker, Slurm or MPI say in words of their
-own. TensorFlow's own answers to a bad TF_CONFIG are a raw JSON error at best and an endless wait at
-worst. Here every mistake is one sentence. Importing this never imports TensorFlow.
+TF_CONFIG has priority over the variables of Vertex AI, Kubernetes, SageMaker, Slurm and MPI. For an invalid
+TF_CONFIG, TensorFlow raises a raw JSON error or waits without a timeout. Here every mistake is one
+sentence. Importing this module does not import TensorFlow.
 """
 
 import os
@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping
 from ctl.distribute.platforms import listed, mpi, sagemaker, slurm, tf_config, vertex
 from ctl.distribute.topology import Topology
 
-# the first that has something to say decides
+# by priority: the first reader that returns a topology is used
 _READERS = {
     tf_config.TF_CONFIG: tf_config.read,
     vertex.CLUSTER_SPEC: vertex.read,
@@ -22,15 +22,15 @@ _READERS = {
     "CTL_TASK_INDEX": listed.check_index_alone,
     listed.KUBERNETES_INDEX: listed.read_bare_index,
 }
-VARIABLES = (*_READERS, *listed.INDICES, listed.EVALUATOR)  # that a process of another job must not see
+VARIABLES = (*_READERS, *listed.INDICES, listed.EVALUATOR)  # hidden from processes of other jobs
 
 
 def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
-    """Reads the environment; where it tells of no cluster, the job is this process alone.
+    """Reads the environment. Without a description of a cluster, the job is this process only.
 
-    TF_CONFIG decides if it is set: `{}` means alone, whatever else is there. Then come Vertex AI's
-    CLUSTER_SPEC, CTL_WORKERS with an index, MPI, Slurm and SageMaker. Raises UsageError that names the
-    mistake.
+    If TF_CONFIG is set, it is used: `{}` means one process, regardless of other variables. The next ones
+    are Vertex AI's CLUSTER_SPEC, CTL_WORKERS with an index, MPI, Slurm and SageMaker. Raises UsageError
+    that names the mistake.
     """
     listed.check_names(environ)
     for reader in _READERS.values():
@@ -41,17 +41,19 @@ def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
 
 
 def also_set(environ: Mapping[str, str], topology: Topology) -> list[str]:
-    """Variables that could tell of a cluster, and were not asked because another one decided."""
+    """Returns variables that can describe a cluster, but have a lower priority than the one used."""
     return [n for n in _READERS if environ.get(n, "").strip() and n not in topology.sources]
 
 
 def normalise(topology: Topology, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Writes the cluster back as the TF_CONFIG that TensorFlow will read."""
+    """Writes the cluster to the TF_CONFIG that TensorFlow reads."""
     if topology.tasks:
         environ["TF_CONFIG"] = topology.tf_config()
 
 
 def apply_settings(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Sets what the platform left to the program, e.g. which GPUs are this task's; before TensorFlow
-    looks for them."""
+    """Sets variables that the platform leaves to the program, such as the GPUs of this task.
+
+    Must be called before TensorFlow lists the devices.
+    """
     environ.update(read_topology(environ).settings)

@@ -1,6 +1,6 @@
-"""Addresses in CTL_WORKERS, and an index that the platform counts: Kubernetes' Indexed Jobs, MPI.
+"""Addresses in CTL_WORKERS with an index from the platform: Kubernetes' Indexed Jobs, MPI.
 
-CTL_WORKERS is the same for all processes of a job, so that one manifest or one `mpirun -x` fits all:
+CTL_WORKERS is equal in all processes of a job, so one manifest or one `mpirun -x` serves all of them:
 
     CTL_WORKERS=train-0.train:2222,train-1.train:2222    JOB_COMPLETION_INDEX=1
 """
@@ -33,7 +33,7 @@ _SIZES = {
 
 
 def read(environ: Mapping[str, str]) -> Topology | None:
-    """What CTL_WORKERS says; None if it is not set. Raises UsageError."""
+    """Returns the topology from CTL_WORKERS, or None if it is not set. Raises UsageError."""
     text = environ.get(WORKERS_VARIABLE, "").strip()
     if not text:
         return None
@@ -65,7 +65,7 @@ def read(environ: Mapping[str, str]) -> Topology | None:
 
 
 def check_names(environ: Mapping[str, str]) -> None:
-    """Raises UsageError for a variable whose name is almost one that defines the cluster."""
+    """Raises UsageError for a name that resembles a variable that defines the cluster."""
     for name, value in environ.items():
         if not name.startswith("CTL_") or name.startswith("CTL_HVD_") or not value.strip():
             continue
@@ -89,7 +89,7 @@ def check_index_alone(environ: Mapping[str, str]) -> None:
 
 
 def read_bare_index(environ: Mapping[str, str]) -> Topology | None:
-    """An Indexed Job without addresses: taken for independent processes, with a note."""
+    """Returns the topology of an Indexed Job without addresses: independent processes, with a note."""
     if not environ.get(KUBERNETES_INDEX):
         return None
     return Topology(

@@ -1,7 +1,7 @@
-"""MPI's and Horovod's launchers: they number the processes, and do not say where these are.
+"""Launchers of MPI and Horovod, which number the processes without their addresses.
 
-On one machine that is no secret; on several, CTL_WORKERS tells (`mpirun -x CTL_WORKERS=...`), or the
-list of hosts of the Slurm job around.
+On one machine all addresses are local. On several machines they come from CTL_WORKERS
+(`mpirun -x CTL_WORKERS=...`) or from the list of hosts of the surrounding Slurm job.
 """
 
 import zlib
@@ -14,7 +14,7 @@ from ctl.errors import UsageError
 
 _FIRST_PORT = 15000
 _PORTS = 16000
-# platform -> rank, size, rank on this machine, processes on it, what two jobs differ in
+# platform -> rank, size, local rank, local size, variables that differ between two jobs
 _LAUNCHERS = {
     "Open MPI": (
         "OMPI_COMM_WORLD_RANK",
@@ -41,13 +41,16 @@ _LAUNCHERS = {
 
 
 def read(environ: Mapping[str, str]) -> Topology | None:
-    """What Open MPI, horovodrun, or MPICH and its kin say; None without them. Raises UsageError."""
+    """Returns the topology from Open MPI, horovodrun, MPICH or compatible launchers. Raises UsageError.
+
+    Returns None if the variables of these launchers are not set.
+    """
     for platform, (rank_name, size_name, *local_names, markers) in _LAUNCHERS.items():
         rank, size = variables.number(environ, rank_name), variables.number(environ, size_name)
         if rank is None or _is_srun_s(environ, rank_name):
             continue
         if size is None:
-            if rank_name == "PMI_RANK":  # process managers of other programs set it alone
+            if rank_name == "PMI_RANK":  # process managers of other programs set PMI_RANK only
                 continue
             raise UsageError(
                 f"{rank_name} is {rank}, but {size_name} is not set; expected both. {platform} sets them "
@@ -71,7 +74,7 @@ def read(environ: Mapping[str, str]) -> Topology | None:
 
 
 def _is_srun_s(environ: Mapping[str, str], rank_name: str) -> bool:
-    """srun tells tasks their PMI_RANK as well; its own variables say more."""
+    """Returns True if srun has set PMI_RANK. Slurm's own variables contain more information."""
     same = environ.get("PMI_RANK") == environ.get("SLURM_PROCID")
     return rank_name == "PMI_RANK" and same and environ.get("PMI_SIZE") == environ.get("SLURM_NTASKS")
 

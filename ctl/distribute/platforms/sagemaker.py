@@ -1,4 +1,4 @@
-"""SageMaker: SM_HOSTS lists the machines, SM_CURRENT_HOST is this one."""
+"""Topology on SageMaker: SM_HOSTS lists the machines, SM_CURRENT_HOST is this one."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ _PORT = 8890  # that of SageMaker's TensorFlow toolkit
 
 
 def read(environ: Mapping[str, str]) -> Topology | None:
-    """What SM_HOSTS says; None if it is not set. Raises UsageError."""
+    """Returns the topology from SM_HOSTS, or None if it is not set. Raises UsageError."""
     text = environ.get("SM_HOSTS", "").strip()
     here = environ.get("SM_CURRENT_HOST", "").strip()
     if not text:

@@ -1,7 +1,7 @@
-"""Slurm: which task of a step this is, and where the others run.
+"""Topology of a Slurm job step.
 
-`srun` gives each task its number; hosts come as a list such as `n[1-3,7],gpu-a` whose order is the
-order of the tasks, and tasks per host as `2(x3),1` (Slurm, "sbatch", output environment variables).
+`srun` gives each task its number. Hosts are a list such as `n[1-3,7],gpu-a` in the order of the tasks, and
+tasks per host have the form `2(x3),1` (Slurm, "sbatch", output environment variables).
 """
 
 import itertools
@@ -16,19 +16,19 @@ from ctl.errors import UsageError
 
 SLURM = "Slurm"
 _FIRST_PORT = 15000
-_PORTS_OF_A_STEP = 16  # so jobs with neighbouring numbers that share a host keep apart
-_BLOCKS = 1000  # 15000 + 16 * 1000 stays below the ports that systems give to clients
-_BLOCKS_BETWEEN_STEPS = 389  # a prime: steps of one job, and of jobs with near numbers, keep apart
-_FIRST_STEP_OF_SLURM_S_OWN = 0xFFFFFFF0  # the script is a step too, with such a number
+_PORTS_OF_A_STEP = 16  # separates jobs with consecutive numbers on one host
+_BLOCKS = 1000  # 15000 + 16 * 1000 is below the ephemeral ports of common systems
+_BLOCKS_BETWEEN_STEPS = 389  # a prime; separates steps of one job and of jobs with similar numbers
+_FIRST_STEP_OF_SLURM_S_OWN = 0xFFFFFFF0  # the batch script is a step with such a number
 _MOST_DIGITS = 9
 MOST_HOSTS = 100_000  # in one job; a longer list is a mistake
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def read(environ: Mapping[str, str]) -> Topology | None:
-    """What srun says; None outside of Slurm. Raises UsageError.
+    """Returns the topology from srun, or None outside of Slurm. Raises UsageError.
 
-    The script of a job of several tasks itself, without `srun`, is one process, with a note.
+    The batch script of a job of several tasks, without `srun`, is one process, with a note.
     """
     number = variables.number(environ, "SLURM_PROCID")
     job_id = variables.number(environ, "SLURM_JOB_ID")
@@ -75,7 +75,7 @@ def read(environ: Mapping[str, str]) -> Topology | None:
 
 
 def host_names(text: str) -> list[str]:
-    """`n[08-10],m[1,3]x` -> ["n08", "n09", "n10", "m1x", "m3x"], in the order of the list."""
+    """Expands a list of hosts in its order: `n[08-10],m[1,3]x` -> ["n08", "n09", "n10", "m1x", "m3x"]."""
     found = [name for part in _split(text) for name in _expanded(part)]
     if not found or any(not name for name in found):
         raise UsageError(
@@ -85,7 +85,7 @@ def host_names(text: str) -> list[str]:
 
 
 def tasks_of_hosts(text: str, num_hosts: int) -> list[int]:
-    """`2(x3),1` -> [2, 2, 2, 1]; raises UsageError if that is not one number for each host."""
+    """Parses `2(x3),1` as [2, 2, 2, 1]. Raises UsageError if there is not one number for each host."""
     counts: list[int] = []
     for part in text.split(","):
         match = _TASKS.fullmatch(part.strip())
@@ -115,7 +115,7 @@ def first_port(environ: Mapping[str, str], tasks_of_a_host: int, step: int = 0) 
 
 
 def placed_in_blocks(names: Sequence[str], counts: Sequence[int]) -> list[tuple[str, int]]:
-    """Host, and number on that host, of each task; one host after the other."""
+    """Returns (host, index on that host) of each task, host by host."""
     return [(host, i) for host, many in zip(names, counts, strict=True) for i in range(many)]
 
 
@@ -129,9 +129,9 @@ def addresses(environ: Mapping[str, str], placed: Sequence[tuple[str, int]], ste
 def _placed(
     environ: Mapping[str, str], names: Sequence[str], counts: Sequence[int]
 ) -> list[tuple[str, int]]:
-    """Returns host, and number on that host, of each task in the order of `srun --distribution`.
+    """Returns (host, index on that host) of each task in the order of `srun --distribution`.
 
-    Every task refuses an order that the environment does not describe, so that none waits for another.
+    All tasks reject an order that the environment does not describe, so no task waits for another one.
     """
     distribution = environ.get("SLURM_DISTRIBUTION", "").strip().lower()
     method = re.split("[:,]", distribution)[0]
@@ -149,7 +149,7 @@ def _placed(
 
 
 def _placed_in_rounds(names: Sequence[str], counts: Sequence[int], chunk: int) -> list[tuple[str, int]]:
-    """Returns the places of tasks that are dealt out `chunk` at a time to each host that has room."""
+    """Returns (host, index on that host) of tasks that are assigned `chunk` at a time to each free host."""
     return [
         (host, i)
         for first in range(0, max(counts), chunk)
@@ -163,7 +163,7 @@ def _first(environ: Mapping[str, str], *names: str) -> str | None:
 
 
 def _list_of_hosts(environ: Mapping[str, str]) -> str | None:
-    """The variable that lists the hosts of this step; None in the script of the job itself."""
+    """Returns the variable that lists the hosts of this step; None in the job's batch script."""
     if environ.get("SLURM_STEP_NODELIST", "").strip():
         return "SLURM_STEP_NODELIST"
     step = variables.number(environ, "SLURM_STEP_ID")
@@ -174,14 +174,14 @@ def _list_of_hosts(environ: Mapping[str, str]) -> str | None:
 
 
 def _split(text: str) -> Iterator[str]:
-    """At commas that are in no brackets."""
+    """Splits a list of hosts at commas outside of brackets."""
     if text.count("[") != text.count("]"):
         raise UsageError(f"Slurm's list of hosts is {text!r}; a bracket is open.")
     yield from (part.strip() for part in re.split(r",(?![^\[]*\])", text.strip()))
 
 
 def _expanded(part: str) -> Iterator[str]:
-    pieces = re.split(r"\[([^\]]*)\]", part)  # texts at even places, ranges at odd ones
+    pieces = re.split(r"\[([^\]]*)\]", part)  # texts at even indices, ranges at odd ones
     choices = [_range(p, part) if i % 2 else [p] for i, p in enumerate(pieces)]
     _check_count(math.prod(map(len, choices)), part)
     return ("".join(chosen) for chosen in itertools.product(*choices))
@@ -213,7 +213,7 @@ def _check_count(hosts: int, part: str) -> None:
 
 
 def _check_place(environ: Any, placed: list[tuple[str, int]], number: int, names: list[str]) -> None:
-    """Raises UsageError if SLURM_NODEID or SLURM_LOCALID differs from the computed place of a task."""
+    """Raises UsageError if SLURM_NODEID or SLURM_LOCALID differs from the computed values."""
     host, local = placed[number]
     came = variables.number(environ, "SLURM_NODEID"), variables.number(environ, "SLURM_LOCALID")
     expected = names.index(host), local
@@ -227,7 +227,11 @@ def _check_place(environ: Any, placed: list[tuple[str, int]], number: int, names
 
 
 def _gpus(environ: Mapping[str, str], local: int, tasks: int) -> dict[str, str]:
-    """This task's share of the host's GPUs, unless Slurm has given one, or each task all of them."""
+    """Returns the setting of this task's share of the host's GPUs.
+
+    The result is empty if CUDA_VISIBLE_DEVICES is set, for a single task, or if the host has fewer GPUs
+    than tasks, so that each task uses all of them.
+    """
     listed = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""
     gpus = [g for g in listed.split(",") if g.strip()]
     if "CUDA_VISIBLE_DEVICES" in environ or tasks < 2 or len(gpus) < tasks:

@@ -1,7 +1,7 @@
-"""TF_CONFIG: TensorFlow's own variable, in the shapes that platforms give it.
+"""Topology from TF_CONFIG in the variants of different platforms.
 
-Vertex AI never lists the evaluator among the cluster, Kubeflow's TFJob does; old runtimes call the
-chief `master`; both say `"environment": "cloud"`.
+Vertex AI never lists the evaluator in the cluster, Kubeflow's TFJob does. Old runtimes call the chief
+`master`. Both platforms set `"environment": "cloud"`.
 """
 
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ _KEYS = (
 
 
 def read(environ: Mapping[str, str]) -> Topology | None:
-    """What TF_CONFIG says; None if it is not set or empty. Raises UsageError that names the mistake.
+    """Returns the topology from TF_CONFIG, or None if it is not set or empty. Raises UsageError.
 
-    CLUSTER_SPEC beside it (Vertex AI) tells whether there is an evaluator, and whether what looks
-    like parameter servers is the Reduction Server.
+    An additional CLUSTER_SPEC (Vertex AI) specifies if there is an evaluator, and if the pool of parameter
+    servers is the Reduction Server.
     """
     config = variables.parsed(environ, TF_CONFIG, variables.TF_CONFIG_EXAMPLE)
     if config is None:

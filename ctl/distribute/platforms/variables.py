@@ -1,4 +1,4 @@
-"""Variables of the environment, parsed and checked the same way for every platform."""
+"""Environment variables of all platforms: parsing and validation."""
 
 import difflib
 import json
@@ -17,7 +17,7 @@ PORT_VARIABLE = "CTL_PORT"  # for platforms that name hosts only
 
 
 def checked_tasks(cluster: Any, variable: str) -> dict[str, tuple[str, ...]]:
-    """Lists of "host:port" by task type, with `master` called chief; raises UsageError."""
+    """Returns lists of "host:port" by task type, with `master` renamed to chief. Raises UsageError."""
     if not isinstance(cluster, dict):
         raise UsageError(
             f"{variable}'s cluster is {cluster!r}; expected lists of addresses by task type, "
@@ -55,7 +55,7 @@ def checked_tasks(cluster: Any, variable: str) -> dict[str, tuple[str, ...]]:
 
 
 def check_address(address: Any, variable: str, where: str) -> None:
-    """Raises UsageError for anything but "host:port"."""
+    """Raises UsageError for a value that is not "host:port"."""
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65536:
         raise UsageError(
@@ -65,7 +65,7 @@ def check_address(address: Any, variable: str, where: str) -> None:
 
 
 def checked_task(task: Any, tasks: Mapping[str, Sequence[str]], variable: str) -> tuple[str, int]:
-    """Type and index of a task that `tasks` lists, or of an evaluator; raises UsageError."""
+    """Returns type and index of a task in `tasks`, or of an evaluator. Raises UsageError."""
     example = '"task": {"type": "worker", "index": 0}'
     if not isinstance(task, dict) or "type" not in task or "index" not in task:
         raise UsageError(
@@ -98,7 +98,7 @@ def checked_task(task: Any, tasks: Mapping[str, Sequence[str]], variable: str) -
 
 
 def parsed(environ: Mapping[str, str], name: str, example: str) -> dict[str, Any] | None:
-    """The JSON object in a variable; None if it is not set or empty. Raises UsageError."""
+    """Returns the JSON object in a variable, or None if it is not set or empty. Raises UsageError."""
     text = environ.get(name, "").strip()
     if not text:
         return None
@@ -133,17 +133,17 @@ def nearest(name: str, known_names: Collection[str]) -> str | None:
 
 
 def json_of(text: str) -> Any:
-    """What a JSON text says; raises ValueError, also for what is nested or has digits without end."""
+    """Parses JSON. Raises ValueError, also for text that is nested too deeply or has too many digits."""
     try:
         found = json.loads(text)
-        repr(found)  # messages show it
+        repr(found)  # the value is part of messages
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return found
 
 
 def number(environ: Mapping[str, str], name: str) -> int | None:
-    """A whole number >= 0 in a variable; None if it is not set. Raises UsageError for another text."""
+    """Returns the integer >= 0 in a variable, or None if it is not set. Raises UsageError."""
     text = environ.get(name, "").strip()
     if not text:
         return None
@@ -153,7 +153,7 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def port(environ: Mapping[str, str], default: int) -> int:
-    """CTL_PORT, the first port of this job on each host, or the platform's default."""
+    """Returns CTL_PORT, the first port of this job on each host, or the platform's default."""
     given = number(environ, PORT_VARIABLE)
     if given is None:
         return default
@@ -165,7 +165,7 @@ def port(environ: Mapping[str, str], default: int) -> int:
 def workers(
     platform: str, sources: Sequence[str], addresses: Sequence[str], index: int, **more: Any
 ) -> Topology:
-    """A job of equal workers; of one process, where there is one address. Raises UsageError."""
+    """Returns the topology of equal workers, or of one process for a single address. Raises UsageError."""
     for i, address in enumerate(addresses):
         check_address(address, sources[0], f"task {i}")
     doubled = sorted({a for a in addresses if addresses.count(a) > 1})

@@ -1,6 +1,6 @@
-"""Vertex AI: CLUSTER_SPEC, which every replica of a custom job has, also where TF_CONFIG is not set.
+"""Topology on Vertex AI from CLUSTER_SPEC, which every replica of a custom job has, even without TF_CONFIG.
 
-Pools have their meaning by position: the chief, workers, parameter servers or the Reduction Server,
+The position of a pool defines its role: the chief, workers, parameter servers or the Reduction Server,
 the evaluator (Vertex AI, "Distributed training").
 """
 
@@ -26,7 +26,7 @@ _REDUCTION_SERVER = "reductionserver"  # in the name of its image
 
 @dataclass(frozen=True)
 class Beside:
-    """What CLUSTER_SPEC adds to a TF_CONFIG."""
+    """Information of CLUSTER_SPEC that is missing in TF_CONFIG."""
 
     sources: tuple[str, ...] = ()
     has_evaluator: bool = False
@@ -34,7 +34,7 @@ class Beside:
 
 
 def read(environ: Mapping[str, str]) -> Topology | None:
-    """What CLUSTER_SPEC says; None if it is not set or empty. Raises UsageError."""
+    """Returns the topology from CLUSTER_SPEC, or None if it is not set or empty. Raises UsageError."""
     spec = variables.parsed(environ, CLUSTER_SPEC, _EXAMPLE)
     if spec is None:
         return None
@@ -76,7 +76,7 @@ def _check_spec_keys(spec: Mapping[str, Any]) -> None:
 
 
 def beside(environ: Mapping[str, str], tf_config: Mapping[str, Any]) -> Beside:
-    """What CLUSTER_SPEC, or the job in TF_CONFIG, tells of pools that TF_CONFIG does not list."""
+    """Returns facts about pools that TF_CONFIG does not list, from CLUSTER_SPEC or the job in TF_CONFIG."""
     try:
         spec = variables.parsed(environ, CLUSTER_SPEC, _EXAMPLE) or {}
     except UsageError:
@@ -98,7 +98,7 @@ def _pool(name: Any) -> str:
 
 
 def _pool_specs(spec: Mapping[str, Any]) -> list:
-    """The pools as the job was submitted; [] where the job is not told."""
+    """Returns the pools of the submitted job; [] if the job is not described."""
     described = spec.get("job")
     if isinstance(described, str):
         try:

@@ -1,13 +1,13 @@
-"""Before TensorFlow waits for its peers: are they all there, and are they alike?
+"""Barrier of the workers before TensorFlow connects them.
 
     with startup_barrier.checked(cluster, facts, timeout_secs=600.0):
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
-TensorFlow's constructor waits for ever, without a word, and holds the interpreter's lock. So the
-workers meet before, at the chief's own address: each says who it is and what it was started with,
-the chief names those that are missing, and lets all go on together. Both sides prove first that they
-know the launcher's secret, if there is one (`ctl.io.authenticated_channel`). A small process of its own
-looks after the constructor. Pure Python.
+TensorFlow's constructor waits without a timeout and without log messages, and holds the interpreter's
+lock. Therefore the workers first connect to the chief's own address. Each worker sends its rank and the
+fingerprint of its process. The chief logs the missing workers and then releases all of them. If the
+launcher has set a secret, both sides authenticate with it (`ctl.io.authenticated_channel`). A small
+subprocess supervises the constructor. Pure Python.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _met = False  # in this process
 
 
 def timeout_of(asked: float | None) -> float:
-    """Seconds to wait for peers: what was asked for, else the launcher's wish, else ten minutes."""
+    """Returns the timeout for peers (seconds): the argument, else the launcher's value, else 600."""
     if asked is not None:
         return asked
     try:
@@ -38,9 +38,9 @@ def timeout_of(asked: float | None) -> float:
 
 @contextlib.contextmanager
 def checked(cluster: Topology, facts: Mapping[str, Any], timeout_secs: float) -> Iterator[None]:
-    """Waits for all workers, compares `facts`, and limits the time of the block, for this process once.
+    """Waits for all workers, compares `facts` and limits the duration of the block. Runs once per process.
 
-    Raises PeerLostError when one does not come in time, UsageError when one differs from the chief.
+    Raises PeerLostError if a worker does not connect in time, UsageError if one differs from the chief.
     """
     global _met  # noqa: PLW0603  TensorFlow's own server takes the port for good
     if _met or cluster.num_workers < 2:
@@ -53,7 +53,7 @@ def checked(cluster: Topology, facts: Mapping[str, Any], timeout_secs: float) ->
 
 
 def meet_workers(cluster: Topology, facts: Mapping[str, Any], timeout_secs: float) -> None:
-    """The meeting alone; see `checked`."""
+    """Runs the barrier without the limit for the block; see `checked`."""
     mine = {k: str(shown(k, v)) for k, v in facts.items()}
     mine["TF_CONFIG's cluster"] = json.dumps({k: list(v) for k, v in cluster.tasks.items()})
     if cluster.is_chief:

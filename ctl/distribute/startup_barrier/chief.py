@@ -1,9 +1,9 @@
-"""The chief's side of the meeting before TensorFlow starts: collects the workers, compares, lets them go.
+"""Chief's side of the startup barrier: accepts the workers, compares them and releases them.
 
     Chief(cluster, facts, timeout_secs=600.0).run()
 
-`ctl.distribute.startup_barrier.worker` is the other side. A connection that does not prove that it is of
-this job is closed and changes nothing.
+`ctl.distribute.startup_barrier.worker` is the other side. A connection that cannot authenticate as a part
+of this job is closed and has no effect.
 """
 
 import contextlib
@@ -33,8 +33,9 @@ class _Guest:
     """An authenticated worker.
 
     Attributes:
-      process: a word of its own, other than that of another process of the same rank.
-      facts: once it has told them, until then `heard` is what came of them.
+      process: Random identifier of the process. A second process of the same rank has another one.
+      heard: Received bytes of an incomplete message with the facts.
+      facts: Fingerprint of the worker. None until it has been received.
     """
 
     rank: int
@@ -46,14 +47,14 @@ class _Guest:
 
 
 class Chief:
-    """Collects, names who is missing, compares, lets go."""
+    """Server of the startup barrier. Accepts workers, logs missing ones and compares their facts."""
 
     def __init__(self, cluster: Topology, facts: dict[str, str], timeout_secs: float):
         self._cluster = cluster
         self._facts = facts
         self._timeout_secs = timeout_secs
         self._guests: dict[int, _Guest] = {}  # by rank
-        self._fault = ""  # in words, of a process that has proven to be of this job
+        self._fault = ""  # error message about an authenticated process
         self._secret = authenticated_channel.job_secret()
         endpoint = Endpoint(self._secret, messages.PURPOSE, messages.IDENTITY)
         self._listener = Listener(_listen(cluster), endpoint, self._refusal)
@@ -61,7 +62,7 @@ class Chief:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until all are here; PeerLostError if one does not come, UsageError if one differs."""
+        """Waits for all workers. Raises PeerLostError if one is missing, UsageError if one differs."""
         deadline = Deadline(self._timeout_secs, messages.NAME_SECS)
         with contextlib.closing(self):
             while (missing := self._missing()) and not self._fault:
@@ -84,7 +85,7 @@ class Chief:
             raise UsageError(wrong)
 
     def close(self) -> None:
-        """Ends all connections; the port is free again."""
+        """Closes all connections and frees the port."""
         self._selector.close()
         self._listener.close()
         for guest in self._guests.values():
@@ -113,7 +114,7 @@ class Chief:
                 self._forget(guest)
 
     def _refusal(self, claim: dict[str, Any]) -> ChannelRefusedError | None:
-        """Why a worker is not wanted. Only one that knows a secret can end the job by that."""
+        """Returns the error for an invalid worker, or None. Only an authenticated one can end the job."""
         rank, process, size = claim.get("rank"), claim.get("process"), self._cluster.num_workers
         is_known = type(rank) is int and 0 < rank < size
         if not (is_known and isinstance(process, str)):
@@ -130,7 +131,7 @@ class Chief:
         return ChannelRefusedError(text)
 
     def _welcome(self, guest: _Guest) -> None:
-        if guest.rank in self._guests:  # the same process, once more
+        if guest.rank in self._guests:  # the same process has reconnected
             self._forget(self._guests[guest.rank])
         guest.connection.setblocking(False)
         self._guests[guest.rank] = guest
@@ -173,11 +174,11 @@ class Chief:
         )
 
     def _tell(self, message: dict) -> None:
-        for guest in self._guests.values():  # those too that have still to say how they were started
+        for guest in self._guests.values():  # also to workers that have not sent their facts
             _send(guest.connection, message)
 
     def _see_them_off(self) -> None:
-        """Lets them close first: the port is free again at once, for TensorFlow's own server."""
+        """Waits until workers have closed their connections, which allows TensorFlow to bind the port."""
         until_secs = time.monotonic() + messages.LEAVE_SECS
         while self._guests and time.monotonic() < until_secs:
             for key, _ in self._selector.select(messages.CALL_AGAIN_SECS):
@@ -188,7 +189,7 @@ class Chief:
 
 
 def _facts_of(line: bytes) -> dict[str, str] | None:
-    """What a worker was started with, by name; None for a line that does not say so."""
+    """Returns the facts in a worker's message by name, or None for an invalid message."""
     try:
         found = json.loads(line)["facts"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -211,13 +212,13 @@ def _listen(cluster: Topology) -> socket.socket:
 
 
 def _send(connection: socket.socket, message: dict) -> None:
-    """Never waits: a worker that does not read gets nothing."""
+    """Sends a message without blocking. It is lost if the worker does not read."""
     with contextlib.suppress(OSError):
         connection.sendall(messages.line(message))
 
 
 def _received(connection: socket.socket) -> bytes | None:
-    """b"" at the end of the connection; None when there is nothing yet."""
+    """Returns the available bytes, b"" at the end of the connection, None if no bytes are available."""
     try:
         return connection.recv(65536)
     except (BlockingIOError, InterruptedError):

@@ -1,4 +1,4 @@
-"""What both sides of the meeting say to each other, and how they name each other. Pure data."""
+"""Messages and constants of the startup barrier, and names of workers. Pure data."""
 
 import json
 
@@ -6,14 +6,14 @@ from ctl.distribute.topology import Topology
 from ctl.io.rendezvous import split_address
 
 PURPOSE, IDENTITY = "startup", "chief"
-NAME_SECS = 3.0  # before those that are missing are named; then ever more rarely
+NAME_SECS = 3.0  # first log message about missing workers; later ones with backoff
 CALL_AGAIN_SECS = 0.2
-LEAVE_SECS = 5.0  # for the chief's last word to arrive
+LEAVE_SECS = 5.0  # for the chief's last message to arrive
 MOST_LINE_BYTES = 1 << 20
 
 
 def name_of(cluster: Topology, rank: int) -> str:
-    """A worker by its name in TF_CONFIG and its address: "worker 1 (10.0.0.3:2222)"."""
+    """Returns the name of a worker in TF_CONFIG with its address, such as "worker 1 (10.0.0.3:2222)"."""
     places = [
         (f"{kind} {i}", address)
         for kind in ("chief", "worker")
@@ -24,18 +24,18 @@ def name_of(cluster: Topology, rank: int) -> str:
 
 
 def address_of(cluster: Topology, rank: int) -> tuple[str, int]:
-    """Where a worker listens."""
+    """Returns the (host, port) at which a worker listens."""
     addresses = [a for kind in ("chief", "worker") for a in cluster.tasks.get(kind, ())]
     return split_address(addresses[rank])
 
 
 def line(message: dict) -> bytes:
-    """A message as it travels."""
+    """Returns an encoded message."""
     return json.dumps(message).encode() + b"\n"
 
 
 def too_long(timeout_secs: float, whom: str) -> str:
-    """A sentence on who did not come."""
+    """Returns the message about a worker that did not connect in time."""
     return (
         f"Waited {timeout_secs:g} s (--startup_timeout_secs) for {whom}; it did not come. Is the process "
         "running, does the address in TF_CONFIG lead to it, and does no firewall stand between?"

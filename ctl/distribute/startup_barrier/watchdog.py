@@ -1,4 +1,4 @@
-"""Ends this process if TensorFlow's start takes too long: nothing in it may run meanwhile."""
+"""Watchdog of TensorFlow's start: a subprocess, since no thread of this process may be able to run."""
 
 import contextlib
 import logging
@@ -22,9 +22,9 @@ if not select.select([0], [], [], secs)[0] and os.getppid() == pid:
 
 @contextlib.contextmanager
 def limited(cluster: Topology, timeout_secs: float) -> Iterator[None]:
-    """Ends this process with SIGABRT (exit code 134) if the block takes too long.
+    """Ends this process with SIGABRT (exit code 134) if the block exceeds the timeout.
 
-    Another process does it: within the block Python may not run at all.
+    Another process sends the signal: TensorFlow may hold the interpreter's lock within the block.
     """
     others = [name_of(cluster, r) for r in range(cluster.num_workers) if r != cluster.worker_index]
     text = (

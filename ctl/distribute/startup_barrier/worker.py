@@ -1,4 +1,4 @@
-"""A worker's side of the meeting before TensorFlow starts: reports to the chief and waits for its word."""
+"""Worker's side of the startup barrier: sends its facts to the chief and waits for the release."""
 
 import json
 import logging
@@ -17,7 +17,10 @@ _log = logging.getLogger("ctl")
 
 
 def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None:
-    """Returns when the chief says so; PeerLostError if it does not, UsageError if it refuses."""
+    """Returns when the chief releases the workers.
+
+    Raises PeerLostError if the chief does not release them in time, UsageError if it refuses this worker.
+    """
     chief, deadline = messages.name_of(cluster, 0), Deadline(timeout_secs, messages.NAME_SECS)
     claim = {"rank": cluster.worker_index, "process": secrets.token_hex(8)}
     endpoint = Endpoint(authenticated_channel.job_secret(), messages.PURPOSE, messages.IDENTITY)
@@ -45,7 +48,10 @@ def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None
 
 
 def _hear(connection: socket.socket, wait_secs: float) -> str | None:
-    """What the chief says: None to go on; a word on why nobody useful is there. Raises its refusal."""
+    """Returns None when the chief releases the workers, or the reason why the connection is of no use.
+
+    Raises PeerLostError or UsageError if the chief sends one of them.
+    """
     heard, until_secs = b"", time.monotonic() + wait_secs
     while (left_secs := until_secs - time.monotonic()) > 0:
         connection.settimeout(left_secs)
