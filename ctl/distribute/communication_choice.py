@@ -7,6 +7,7 @@ more the other path adds numbers in another order.
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ _ROUNDS = 5
 _ENOUGH_SECS = 1.0  # of sums, total of all rounds
 _CALLS = 4  # consecutive, without a pause, as in steps
 PATHS = ("ring", "tcp")
+_measured_paths: weakref.WeakKeyDictionary[Any, dict[tuple, str]] = weakref.WeakKeyDictionary()
 
 Sum = Callable[[Sequence[tf.Tensor]], Any]
 
@@ -60,7 +62,7 @@ def choose_communication(
     if engine_all_reduce.engine_of(strategy) is not None:
         return "tcp"
     sizes = tuple((tuple(spec.shape), spec.dtype.name) for spec in tensors)
-    measured: dict[tuple, str] = strategy.__dict__.setdefault("_ctl_measured", {})
+    measured = _measured_paths.setdefault(strategy, {})
     path = restored_path or measured.get(sizes, "")
     if path == "ring":
         return path

@@ -15,6 +15,7 @@ import itertools
 import secrets
 import socket
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from ctl.io.rendezvous import listening_socket, split_address
 from ctl.tensorflow_patches import collective_launchers, coordination_service
 from ctl.tensorflow_patches.coordination_service import CoordinationClient
 
-_ENGINE = "_ctl_engine"  # attribute of a strategy
+_engines: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()  # by strategy
 _CONNECT_SECS = 60.0
 _POLL_SECS = 1.0
 _MOST_FAILURES = 3  # consecutive, until a worker counts as lost
@@ -171,7 +172,9 @@ def can_use_engine(strategy: tf.distribute.Strategy) -> bool:
 def install_engine(strategy: tf.distribute.Strategy, engine: Engine | None) -> None:
     """Runs the strategy's collectives on the engine. None selects TensorFlow's launchers again."""
     collective_launchers.replace_launchers(strategy, None if engine is None else _Launcher(engine))
-    setattr(strategy, _ENGINE, engine)
+    _engines.pop(strategy, None)
+    if engine is not None:
+        _engines[strategy] = engine
 
 
 def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: PeerLimits) -> None:
@@ -189,7 +192,7 @@ def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: Pee
 
 def engine_of(strategy: tf.distribute.Strategy) -> Engine | None:
     """Returns the engine that runs the strategy's collectives, or None for TensorFlow's launchers."""
-    return getattr(strategy, _ENGINE, None)
+    return _engines.get(strategy)
 
 
 def wire_dtype_of(strategy: tf.distribute.Strategy, wanted: str | None) -> str | None:

@@ -13,6 +13,7 @@ auto              parameter_server if TF_CONFIG lists `ps`, multi_worker if it n
 
 import contextlib
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,8 @@ from ctl.distribute.topology import TRAINING_TYPES, Topology
 from ctl.errors import UsageError
 from ctl.io import log_filter
 
-_MADE_FROM = "_ctl_topology"  # attribute of a strategy: topology from which it was created
+# the topology from which a strategy was created
+_topologies: weakref.WeakKeyDictionary[Any, Topology] = weakref.WeakKeyDictionary()
 WORDS = (
     "auto",
     "default",
@@ -105,7 +107,7 @@ def make_strategy(
 
 def _made_from(topology: Topology, strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
     if kind_of(strategy) is not StrategyKind.DEFAULT:  # the default strategy is a singleton of TensorFlow
-        setattr(strategy, _MADE_FROM, topology)
+        _topologies[strategy] = topology
     return strategy
 
 
@@ -214,7 +216,7 @@ def topology_of(strategy: tf.distribute.Strategy) -> Topology:
 
     A strategy of `make_strategy` stores its topology. For other strategies the environment is read.
     """
-    found = getattr(strategy, _MADE_FROM, None) or detection.read_topology()
+    found = _topologies.get(strategy) or detection.read_topology()
     replicas = strategy.num_replicas_in_sync
     alone = replace(found, tasks={}, task_index=0, num_replicas=replicas, num_local_replicas=replicas)
     if found.evaluates:

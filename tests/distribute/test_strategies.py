@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-from types import SimpleNamespace
 
 import ctl
 import numpy as np
@@ -191,8 +190,12 @@ def test_without_a_tpu_the_word_is_refused_with_a_sentence(monkeypatch):
 
 
 def test_auto_takes_the_tpu_that_the_environment_names(monkeypatch):
+    class Tpu:
+        def __init__(self, name):
+            self.tpu = name
+
     monkeypatch.setenv("TPU_NAME", "my-tpu")
-    monkeypatch.setattr(strategy_factories, "tpu", lambda name: SimpleNamespace(tpu=name))
+    monkeypatch.setattr(strategy_factories, "tpu", Tpu)
     assert ctl.make_strategy("auto").tpu == ""
 
 

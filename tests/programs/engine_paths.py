@@ -136,7 +136,7 @@ def main(where: Path) -> None:
     for faster in ("ring", "tcp"):  # the second run goes on from the first: its path stays
         communication_choice._measured = lambda *_, f=faster: {p: float(p != f) for p in ("ring", "tcp")}
         install_engine(STRATEGY, None)
-        STRATEGY._ctl_measured.clear()
+        communication_choice._measured_paths.clear()
         chosen(2 + 2 * len(found["kept"]), model_dir=str(where / "kept"))
         found["kept"].append("tcp" if engine_of(STRATEGY) else "ring")
     communication_choice._measured = measure
@@ -146,7 +146,7 @@ def main(where: Path) -> None:
     if STRATEGY.cluster_resolver.task_id == 1:
         engine_all_reduce.Engine = fails
     lines.clear()
-    STRATEGY._ctl_measured.clear()
+    communication_choice._measured_paths.clear()
     trainer = chosen()
     found["unreachable"] = [engine_of(STRATEGY) is None, trainer.step == 2, lines]
     try:
