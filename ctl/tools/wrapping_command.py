@@ -28,7 +28,7 @@ class WrappingParser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="store_true", help="show this text")
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace | None, list[str]]:
-        """Returns the options and the arguments after `--`. With --help prints the help and returns (None, []).
+        """Returns the options and the arguments after `--`. --help is printed and returns (None, []).
 
         Raises UsageError for an unknown option or a missing command.
         """
