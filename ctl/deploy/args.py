@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
         )
         self.platform, self.example, self.needs_program = platform, example, needs_program
-        self.required: list[str] = []  # checked after unknown options, which may be misspelt ones
+        self.required: list[str] = []  # checked after unknown options: one may be misspelt
         self.add(
             "output",
             Option("--output", "write it there (default: stdout; docker: this directory)", "PATH"),

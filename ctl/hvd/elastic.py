@@ -111,7 +111,7 @@ class State:
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Saves, and raises HostsUpdatedInterrupt if the ranks are to change. Collective."""
+        """Saves the state. Raises HostsUpdatedInterrupt if the ranks are to change. Collective."""
         self.save()
         self.check_host_updates()
 

@@ -177,7 +177,7 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """`[n, ...]` of each rank -> `[sum of n, ...]`, in order of rank; n may differ, and be 0."""
+    """Returns `[sum of n, ...]` from `[n, ...]` of each rank, in order of rank; n may differ, and be 0."""
     return _allgathered([tensor], "HorovodAllgather", name, ignore_name_scope, process_set)[0]
 
 
@@ -292,7 +292,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """`[n, ...]`, reduced over ranks -> this rank's part of the rows; the first ranks get more."""
+    """Returns this rank's part of the rows of `[n, ...]`, reduced over ranks. The first ranks get more."""
     return grouped_reducescatter(
         [tensor],
         device_dense,

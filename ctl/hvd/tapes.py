@@ -110,7 +110,7 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Returns a `DistributedGradientTape` with `local_layers`, one layer or several, only this rank has."""
+    """Returns a `DistributedGradientTape` with `local_layers`, one or several, that only this rank has."""
     local = optimizer_variables(local_layers)
     made = DistributedGradientTape(
         gradtape,

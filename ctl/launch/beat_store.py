@@ -35,7 +35,7 @@ class BeatStore:
         self._paths: dict[str, Path] = {}  # other files
 
     def begin_attempt(self) -> None:
-        """Gives the files of other machines new paths."""
+        """Assigns new paths to the files of other machines."""
         self._attempt += 1
         for path in self._paths.values():
             with contextlib.suppress(OSError):

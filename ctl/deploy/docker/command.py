@@ -1,6 +1,6 @@
 """The `ctl deploy docker` command: a Dockerfile and a .dockerignore in the project directory.
 
-Layers are ordered by how rarely they change, so a change of the program rebuilds one small layer. Python is
+Layers that change least come first, so a change of the program rebuilds one small layer. Python is
 process 1 in its container: it receives SIGTERM directly, saves a checkpoint and ends with exit code 143.
 """
 
