@@ -1,7 +1,7 @@
-"""`ctl deploy`: what a platform needs to run a training, written from one command line.
+"""Deployment files for training jobs, generated from one command line: `ctl deploy`.
 
-A command line is read (`args`, `validators`, `secret_check`), a platform's module makes values of it,
-`manifest` puts them into the files of templates/, `output` writes the result. Facts that a platform checks
-itself (machine types, regions, limits) do not belong here. Nothing imports TensorFlow; only `--submit`
-sends something.
+`args`, `validators` and `secret_check` parse and check the command line. The module of a platform computes
+the values, `manifest` inserts them into the files of templates/, and `output` writes the result. Facts that
+a platform checks itself (machine types, regions, limits) do not belong here. No module imports TensorFlow.
+Only `--submit` sends a request.
 """

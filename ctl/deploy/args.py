@@ -1,8 +1,8 @@
-"""A line `ctl deploy <platform> [options] -- program [its options]`, read and checked.
+"""Parser for command lines `ctl deploy <platform> [options] -- program [its options]`.
 
 parser = args.Parser("slurm", "Writes a batch script.", "ctl deploy slurm --nodes=2 -- python t.py")
 parser.add("size", Option("--nodes", "machines", "N", validators.whole_option(1, 100), 1))
-line = args.read_arguments(parser, argv)        # None: only help was wanted, and printed
+line = args.read_arguments(parser, argv)        # None if it printed the help
 line.options.nodes, line.program, line.as_text()
 """
 
@@ -17,20 +17,20 @@ from ctl.errors import UsageError
 from ctl.io.console import quoted
 from ctl.launch.progress import flag_value
 
-_MAX_MESSAGE = 300  # characters of a message that repeats what came
-_MAX_PROCESSES = 1000  # more is a typing mistake
-_NOT_IN_FILE = {"--output": 1, "--force": 0, "--submit": 0}  # options, and the words that follow them
+_MAX_MESSAGE = 300  # length limit of an error message that repeats arguments (characters)
+_MAX_PROCESSES = 1000  # a larger number is a typing mistake
+_NOT_IN_FILE = {"--output": 1, "--force": 0, "--submit": 0}  # option -> number of separate values
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """One line: options, the program, and the words as they came.
+    """A parsed command line: options, program and the original arguments.
 
     Attributes:
-      platform: the word after `ctl deploy`.
-      options: what the parser made of the options.
-      program: the words after `--`; none, or flags only, for that of the image.
-      words: the words before `--`, as they came.
+      platform: The argument after `ctl deploy`.
+      options: The parsed options.
+      program: The arguments after `--`. Empty, or flags only, for the program of the image.
+      words: The arguments before `--`, unchanged.
     """
 
     platform: str
@@ -40,16 +40,16 @@ class CommandLine:
 
     @property
     def command(self) -> list[str]:
-        """The program without its flags: what an image's ENTRYPOINT is. Empty: the image's own."""
+        """The program without its flags: the ENTRYPOINT of the image. Empty: the image's own ENTRYPOINT."""
         return list(self.program[: _first_flag(self.program)])
 
     @property
     def args(self) -> list[str]:
-        """The program's flags: its first word that begins with `--`, and all that follow."""
+        """The program's flags: its first argument that begins with `--`, and all later ones."""
         return list(self.program[_first_flag(self.program) :])
 
     def as_text(self, *more: str) -> str:
-        """The command line that makes the same text again; `more`: options that were looked up."""
+        """Returns the command line that generates the text again. `more`: options that were inferred."""
         kept, skip = [], 0
         for word in self.words:
             name, equals, _ = word.partition("=")
@@ -63,19 +63,19 @@ class CommandLine:
         return shlex.join(["ctl", "deploy", self.platform, *kept, *more, *program])
 
     def flag(self, name: str) -> str | None:
-        """The value of a flag of the program, `--name=value` or `--name value`; None without it."""
+        """Returns the value of a program flag, `--name=value` or `--name value`, or None without it."""
         return flag_value(name, list(self.program)) if self.program else None
 
 
 class Option(NamedTuple):
-    """One option of a platform.
+    """An option of a platform.
 
     Attributes:
-      name: such as "--workers".
-      help: for a user; the default is added to it.
-      metavar: "" for a switch, which takes no value.
-      type: makes a value of the word.
-      default: a list for what may come several times, `...` for what must come.
+      name: Name, such as "--workers".
+      help: Help text. The default is appended to it.
+      metavar: Name of the value in the help. "" for a switch, which takes no value.
+      type: Converter of the value.
+      default: Default value. A list for a repeatable option, `...` for a required one.
     """
 
     name: str
@@ -86,9 +86,9 @@ class Option(NamedTuple):
 
 
 class Parser(argparse.ArgumentParser):
-    """Has the options that every platform has, and raises UsageError instead of ending the process.
+    """Argument parser with the options of all platforms. Raises UsageError instead of ending the process.
 
-    `example` is a line that works. With `needs_program` a line without a program is refused.
+    `example` is a valid command line. With `needs_program` a program is required.
     """
 
     def __init__(self, platform: str, description: str, example: str, *, needs_program: bool = True):
@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
         )
         self.platform, self.example, self.needs_program = platform, example, needs_program
-        self.required: list[str] = []  # looked for after what is no option, which may be one misspelt
+        self.required: list[str] = []  # checked after unknown options: one may be misspelt
         self.add(
             "output",
             Option("--output", "write it there (default: stdout; docker: this directory)", "PATH"),
@@ -142,7 +142,12 @@ ENV = Option("--env", "a variable, no secrets", "NAME=VALUE", validators.variabl
 
 
 def job_options(unit: str, name: Callable[[str], str]) -> list[Option]:
-    """The options of a job in containers; `unit` is what a process runs in, `name` the form of --name."""
+    """Returns the options of a container job.
+
+    Args:
+      unit: Unit that runs a process, such as "pod".
+      name: Converter of --name.
+    """
     workers, servers = (
         validators.whole_option(1, _MAX_PROCESSES),
         validators.whole_option(0, _MAX_PROCESSES),
@@ -161,9 +166,9 @@ def job_options(unit: str, name: Callable[[str], str]) -> list[Option]:
 
 
 def read_arguments(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
-    """The line, checked for secrets; None when only help was wanted, which is then printed.
+    """Parses a command line and checks it for secrets. Prints the help and returns None if it is requested.
 
-    Raises UsageError for a word that is no option, a program that is missing, line breaks, secrets.
+    Raises UsageError for an unknown option, a missing program, a control character or a secret.
     """
     words = list(argv)
     split = words.index("--") if "--" in words else len(words)
@@ -171,7 +176,7 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
     if "-h" in options or "--help" in options:
         print(parser.format_help())
         return None
-    # before any message that repeats a word
+    # before any message that repeats an argument
     secret_check.refuse_secrets_in_options(options, parser.platform)
     secret_check.refuse_secrets_in_program(program, parser.platform)
     for word in words:

@@ -1,4 +1,4 @@
-"""Checks that Vertex AI and Kubernetes share: parameter servers, and the program's --strategy."""
+"""Checks of parameter servers and of the program's --strategy, shared by Vertex AI and Kubernetes."""
 
 from ctl.deploy.args import CommandLine
 from ctl.errors import UsageError
@@ -8,7 +8,7 @@ _ONE_PROCESS = ("default", "one_device", "mirrored", "central_storage")
 
 
 def check_parameter_servers(line: CommandLine) -> None:
-    """UsageError when there are parameter servers and nobody who trains."""
+    """Raises UsageError if there are parameter servers but only a chief, which does not train then."""
     if line.options.ps and line.options.workers < 2:
         raise UsageError(
             "--ps came with the chief alone, which does not train; expected --workers=2 or more"
@@ -16,7 +16,12 @@ def check_parameter_servers(line: CommandLine) -> None:
 
 
 def program_warnings(line: CommandLine, cure: str) -> list[str]:
-    """A program that is missing, and a --strategy that does not fit; `cure` makes parameter servers."""
+    """Returns warnings for a missing program and an unsuitable --strategy.
+
+    Args:
+      line: The command line.
+      cure: Options that create parameter servers, for the message.
+    """
     ps, workers, name = line.options.ps, line.options.workers, line.flag("strategy")
     program, found = f"the program has --strategy={name}", []
     if ps and name not in (None, "auto", "parameter_server"):

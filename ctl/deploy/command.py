@@ -1,7 +1,7 @@
 """The `ctl deploy` command.
 
-A platform is a module, imported only when it is asked for: `parser()` makes the parser of its options,
-`write(line)` writes the files of a command line.
+Each platform is a module that is imported on demand. Its `parser()` creates the parser of the options, and
+its `write(line)` writes the files of a command line.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from ctl.deploy import args
 from ctl.errors import EXIT_DONE, EXIT_USAGE, CtlError, UsageError
 from ctl.io.console import print_message
 
-# name -> (module, what it writes in one line)
+# name -> (module, summary of its output)
 PLATFORMS = {
     "docker": ("ctl.deploy.docker.command", "a Dockerfile and a .dockerignore"),
     "vertex": ("ctl.deploy.vertex.command", "a job for Vertex AI: training, or tuning"),
@@ -33,9 +33,9 @@ options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `ctl deploy <platform> ...` with the words after "deploy" and returns its exit code.
+    """Runs `ctl deploy <platform> ...` with the arguments after "deploy" and returns its exit code.
 
-    An error is a message on stderr; the code is 2 for a mistake in the line, and nothing is written then.
+    An error is printed to stderr. A usage error returns exit code 2 and writes no file.
     """
     name = argv[0] if argv else ""
     if name in ("-h", "--help"):

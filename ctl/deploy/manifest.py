@@ -1,11 +1,11 @@
-"""Text of manifests: the files of templates/, filled in.
+"""Generation of manifests from the files of templates/.
 
-`<name>` in a template stands for a value. Lines from `#if name` to `#end` are kept when the value is true;
-`#else` begins what is kept when it is not. What is None is left out. YAML is parsed before values
-are put in, and written by a serializer: no value can change the structure.
+`<name>` in a template is a placeholder. Lines from `#if name` to `#end` are kept if the value is true,
+lines after `#else` if it is false. Entries with the value None are omitted. YAML is parsed before values
+are inserted, and written by a serializer, so no value can change the structure.
 
 document("vertex_worker_pool.yaml", values)   -> {"machineSpec": {"machineType": "n1-standard-4"}, ...}
-text("Dockerfile", values)                    -> "FROM python:3.11-slim-bookworm\n..."
+text_from("Dockerfile", values)               -> "FROM python:3.11-slim-bookworm\n..."
 """
 
 import functools
@@ -22,17 +22,17 @@ Document = dict[str, Any]
 Values = Mapping[str, Any]
 _PLACEHOLDER = re.compile("<([a-z_]+)>")
 _TEMPLATES = Path(__file__).parent / "templates"
-# Strings that some reader of YAML would take for a number, a date or a truth value
+# Strings that some YAML parsers read as a number, a date or a boolean
 _AMBIGUOUS = re.compile(
     r"[-+]?\.?[0-9][0-9a-zA-Z_.:+-]*|[-+]?\.(inf|nan)|y|n|yes|no|on|off|true|false|null|~|", re.IGNORECASE
 )
-_WIDTH = 4096  # never wrapped: a word of a command stays on its line
+_WIDTH = 4096  # lines are not wrapped, so an argument of a command stays on its line
 
 
 def text_from(template: str, values: Values) -> str:
-    """A template that is no YAML; a line with a value that is None is left out.
+    """Returns the text of a template that is not YAML. A line with a value that is None is omitted.
 
-    Values are put in as they are: the caller quotes them for the shell or as JSON.
+    Values are inserted unchanged: the caller quotes them for the shell or as JSON.
     """
     lines = _selected(template, values)
     kept = [line for line in lines if all(values[name] is not None for name in _PLACEHOLDER.findall(line))]
@@ -40,19 +40,19 @@ def text_from(template: str, values: Values) -> str:
 
 
 def documents(template: str, values: Values) -> list[Document]:
-    """The documents of a YAML template; a mapping or list that loses all its entries is left out too."""
+    """Returns the documents of a YAML template. A mapping or list that loses all its entries is omitted."""
     parsed = _yaml().safe_load_all("".join(_selected(template, values)))
     return [_filled(document, values) for document in parsed if document is not None]
 
 
 def document(template: str, values: Values) -> Document:
-    """The one document of a YAML template."""
+    """Returns the only document of a YAML template."""
     [one] = documents(template, values)
     return one
 
 
 def file_header(line: str, fill_in: Sequence[str] = ()) -> str:
-    """Comment lines: the command line that writes the file again, and what a user has to fill in."""
+    """Returns comment lines: the command line that generates the file, and the values to fill in."""
     lines = [f"# {line}"]
     if fill_in:
         lines += ["#", "# fill in or create first:", *(f"#   {what}" for what in fill_in)]
@@ -60,18 +60,18 @@ def file_header(line: str, fill_in: Sequence[str] = ()) -> str:
 
 
 def as_yaml(documents: Iterable[Document], top: str = "") -> str:
-    """Documents one below the other, `top` before the first; keys in the order given."""
+    """Returns YAML of several documents, with `top` before the first. Keys keep their order."""
     dump = _dump()
     return top + "---\n".join(dump(document) for document in documents)
 
 
 def as_json(document: Mapping[str, Any]) -> str:
-    """One document; JSON has no place for a comment."""
+    """Returns JSON of one document. JSON has no comments."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def _selected(template: str, values: Values) -> list[str]:
-    """The lines of a template without the blocks whose condition does not hold."""
+    """Returns the lines of a template without the blocks with a false condition."""
     kept: list[str] = []
     conditions = [True]
     for line in (_TEMPLATES / template).read_text(encoding="utf-8").splitlines(keepends=True):
@@ -88,7 +88,7 @@ def _selected(template: str, values: Values) -> list[str]:
 
 
 def _filled(node: Any, values: Values) -> Any:
-    """A node of parsed YAML with its values; None for what is left out."""
+    """Returns a node of parsed YAML with its values inserted, or None if the node is omitted."""
     if isinstance(node, dict):
         entries = {key: _filled(value, values) for key, value in node.items()}
         kept = {key: value for key, value in entries.items() if value is not None}
@@ -112,7 +112,7 @@ def _yaml() -> ModuleType:
 
 @functools.cache
 def _dump() -> Callable[[Document], str]:
-    """Lists are indented, nothing is an alias, and what could be taken for a number is in quotes."""
+    """Returns a dump function that indents lists, writes no aliases and quotes ambiguous strings."""
     yaml = _yaml()
 
     class Dumper(yaml.SafeDumper):  # type: ignore[name-defined]

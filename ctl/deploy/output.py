@@ -1,4 +1,4 @@
-"""Where a manifest goes: to stdout, or to a file that is not overwritten unasked; what to do next."""
+"""Output of generated manifests."""
 
 import sys
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from ctl.io.console import quoted
 
 @dataclass(frozen=True)
 class Advice:
-    """What a user should know beside the manifest.
+    """Messages for the user that accompany a manifest.
 
     Attributes:
-      fill_in: what the manifest names and somebody has to put there or create.
-      warnings: what looks wrong and may still be meant.
-      notes: what to know.
-      commands: what to type next; `{file}` is where the manifest is.
+      fill_in: Placeholders and external objects that the user has to supply.
+      warnings: Probable mistakes.
+      notes: Further information.
+      commands: Next shell commands. `{file}` is the path of the manifest.
     """
 
     fill_in: Sequence[str] = ()
@@ -30,7 +30,7 @@ class Advice:
 def deliver(line: CommandLine, text: str, advice: Advice, default: str) -> None:
     """Writes a manifest to --output or stdout, then the advice: to stderr if the manifest is on stdout.
 
-    `default` is what the commands call the file when it went to stdout, such as "job.yaml".
+    `default` is the file name in the commands if the manifest was written to stdout, such as "job.yaml".
     """
     path = line.options.output
     if path is None:
@@ -41,7 +41,7 @@ def deliver(line: CommandLine, text: str, advice: Advice, default: str) -> None:
 
 
 def write_files(files: dict[Path, str], *, force: bool) -> None:
-    """Writes all files or none: UsageError first for one that has other content, unless `force`."""
+    """Writes all files or none. Without `force`, raises UsageError if one exists with other content."""
     for path, text in files.items():
         try:
             old = path.read_text(encoding="utf-8") if path.exists() else text
@@ -62,7 +62,7 @@ def write_files(files: dict[Path, str], *, force: bool) -> None:
 
 
 def tell_written(advice: Advice, file: str, *, written: Sequence[str], to_stdout: bool) -> None:
-    """Prints the files that were written and the advice."""
+    """Prints the names of the written files and the advice."""
     lines = [f"wrote {path}" for path in written]
     lines += [f"warning: {text}" for text in advice.warnings]
     lines += [f"note: {text}" for text in advice.notes]

@@ -1,6 +1,6 @@
-"""What must not get into a file that people keep and share: passwords, tokens, keys.
+"""Detection of passwords, tokens and keys, which must not be written to shared files.
 
-Names decide, and a few forms of values. A message repeats the name, never the value.
+The detection uses names and a few value formats. A message repeats the name, never the value.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ctl.distribute import job_fingerprint
 from ctl.errors import UsageError
 
-# a password in any URL; in those of the web also a name alone, since tokens are given as one
+# a password in any URL; in http(s) URLs also a user name alone, since it may be a token
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@|\bhttps?://[^/\s@?#]+@", re.IGNORECASE)
 _VALUES = re.compile(
     r"-----BEGIN|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}|\bgh[pousr]_\w{36}|\bgithub_pat_\w{22}"
@@ -27,7 +27,7 @@ _CURES = {
 
 
 def refuse_secrets_in_program(program: Sequence[str], platform: str) -> None:
-    """UsageError when a word of the program gives a value to what looks like a secret."""
+    """Raises UsageError if an argument of the program assigns a value to a name of a secret."""
     for word, following in zip(program, [*program[1:], "-"], strict=False):
         _check_value("the program", word, platform)
         for name, _ in _ASSIGNMENT.findall(word):
@@ -41,7 +41,7 @@ def refuse_secrets_in_program(program: Sequence[str], platform: str) -> None:
 
 
 def refuse_secrets_in_options(words: Sequence[str], platform: str) -> None:
-    """UsageError when an option has a secret in it; for names such as `--label=password=...` as well."""
+    """Raises UsageError if an option contains a secret, also in a form such as `--label=password=...`."""
     option = ""
     for word in words:
         value = word
@@ -56,7 +56,7 @@ def refuse_secrets_in_options(words: Sequence[str], platform: str) -> None:
 
 
 def _check_value(where: str, value: str, platform: str) -> None:
-    """UsageError for a URL with a password in it, and for the well-known forms of keys."""
+    """Raises UsageError for a URL with a password and for the well-known formats of keys."""
     if _URL.search(value):
         _refuse(f"{where} has a URL with a password or a user in it", platform)
     if _VALUES.search(value):

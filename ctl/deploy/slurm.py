@@ -1,9 +1,9 @@
-"""`ctl deploy slurm`: a batch script that starts one task per machine or per GPU with srun.
+"""Batch scripts for Slurm that start one task per machine or per GPU with srun: `ctl deploy slurm`.
 
-Near the time limit Slurm signals the script, every task saves, and the script requeues the job, which
-resumes. The script does not wait for tasks that ignore the signal. After a lost worker it starts all tasks
-again; an error that no restart helps against ends the job. If a machine is dead when srun starts the tasks,
-the script retries until Slurm replaces the machine.
+Near the time limit Slurm signals the script, every task saves a checkpoint, and the script requeues the
+job, which resumes. The script does not wait for tasks that ignore the signal. After the loss of a worker it
+restarts all tasks. An error that a restart cannot correct ends the job. If a machine is dead when srun
+starts the tasks, the script retries until Slurm replaces the machine.
 """
 
 import re
@@ -22,11 +22,11 @@ _EXAMPLE = (
     "python -m models.flowers --data_dir=/shared/flower_photos --model_dir=/shared/runs/flowers"
 )
 _TIME = re.compile(r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-5][0-9]):(?P<s>[0-5][0-9])")
-_NOT_STARTED = (126, 127)  # of a shell: the program cannot be run, or is not there
-_TRAINED_SECS = 600  # an attempt this long counts as progress where checkpoints cannot be seen
-_SIGNAL_EARLY_SECS = 60  # Slurm may send the signal so much earlier
+_NOT_STARTED = (126, 127)  # exit codes of a shell: the program cannot be executed, or does not exist
+_TRAINED_SECS = 600  # if checkpoints are not readable, an attempt of this duration counts as progress
+_SIGNAL_EARLY_SECS = 60  # Slurm may send the signal this much before the requested time
 _LEAST_TRAINING_SECS = 60
-_REQUEUE_SECS = 15  # before the limit, at most: tasks that still run are ended, and the job is requeued
+_REQUEUE_SECS = 15  # before the time limit, at most: running tasks are ended, and the job is requeued
 _MACHINE_SECS = 60  # after SlurmdTimeout, until Slurm has requeued the job of a dead machine
 _RETRY_SECS = 10
 _ARRAY_TASK = re.compile(r"(\$(?:SLURM_ARRAY_TASK_ID(?![A-Za-z0-9_])|\{SLURM_ARRAY_TASK_ID\}))")
@@ -40,7 +40,7 @@ def write(line: CommandLine) -> None:
 
 
 def parser() -> args.Parser:
-    """The options of `ctl deploy slurm`."""
+    """Returns the parser of the options of `ctl deploy slurm`."""
     made = args.Parser("slurm", "Writes a batch script for Slurm.", _EXAMPLE)
     whole, form = validators.whole_option, validators.form
     size = form("[1-9][0-9]{0,6}[KMGT]?", "no size; expected e.g. 32G")
@@ -78,7 +78,7 @@ def parser() -> args.Parser:
 
 
 def _check(line: CommandLine) -> None:
-    """UsageError for options that do not fit together."""
+    """Raises UsageError for incompatible options."""
     options = line.options
     if options.venv and options.image:
         raise UsageError("--venv and --image came; expected one of them: the image has its own packages")
@@ -106,7 +106,7 @@ def _uses_array(program: Sequence[str]) -> bool:
 
 
 def _quoted(argument: str) -> str:
-    """Quotes an argument so that the shell expands only `$SLURM_ARRAY_TASK_ID` in it."""
+    """Returns an argument quoted so that the shell expands only `$SLURM_ARRAY_TASK_ID` in it."""
     parts = _ARRAY_TASK.split(argument)
     quoted = [f'"{part}"' if i % 2 else shlex.quote(part) for i, part in enumerate(parts) if part or i % 2]
     return "".join(quoted) or "''"
@@ -133,7 +133,7 @@ def _advice(line: CommandLine) -> Advice:
 
 
 def script(line: CommandLine, fill_in: Sequence[str]) -> str:
-    """The batch script."""
+    """Returns the batch script."""
     options = line.options
     per_gpu = options.task_per == "gpu"
     program = list(line.program)
@@ -143,7 +143,7 @@ def script(line: CommandLine, fill_in: Sequence[str]) -> str:
     exports = [f"export {k}={shlex.quote(v)}" for k, v in validators.variables(options.env).items()]
     model_dir = local_model_dir(program)
     values = {
-        **vars(options),  # words that their forms keep free of what a shell reads
+        **vars(options),  # their converters reject characters that the shell interprets
         "header": manifest.file_header(line.as_text(), fill_in).rstrip("\n"),
         "tasks_per_node": options.gpus_per_node if per_gpu else 1,
         "gpus_per_task": 1 if per_gpu else None,

@@ -1,7 +1,7 @@
-"""Values of options: each converter takes a word and returns what it means, or says what was expected.
+"""Converters of option values. Each takes a string, and returns the value or raises an error.
 
-Forms only (characters, lengths, required parts): the platform says whether a machine type, a region or a
-GPU exists.
+They check the format only (characters, lengths, required parts). The platform checks the existence of a
+machine type, a region or a GPU.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from ctl.errors import UsageError
 from ctl.io.console import quoted
 from ctl.launch.option_values import whole_number
 
-# Words of examples, which stand for something to fill in
+# Placeholders of examples, which the user has to replace
 BLANK = (
     r"(?:PROJECT(?:_ID|_NUMBER)?|BUCKET(?:_NAME)?|REGION|LOCATION|REPO(?:SITORY)?|IMAGE|TAG|NUMBER|EMAIL"
     r"|YOUR_[A-Z_]+)"
@@ -24,15 +24,18 @@ _IMAGE = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 _SECS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-# What tells one process from another; the same value in all would make them one
+# Variables that identify a process. A common value would give all processes the same identity
 IDENTITY_VARIABLES = frozenset(
     ("TF_CONFIG", "CLUSTER_SPEC", "CTL_WORKERS", "CTL_TASK_INDEX", "CTL_EVALUATOR", "CTL_HVD_WORKER")
 )
-_MAX_VARIABLES = 100  # of Vertex AI's ContainerSpec
+_MAX_VARIABLES = 100  # limit of Vertex AI's ContainerSpec
 
 
 def form(pattern: str, expected: str, *, hides_value: bool = False) -> Callable[[str], str]:
-    """A converter for words that match `pattern`; `hides_value`: of NAME=VALUE a message repeats NAME."""
+    """Returns a converter for strings that match `pattern`.
+
+    With `hides_value` an error message repeats only NAME of NAME=VALUE.
+    """
 
     def convert(word: str) -> str:
         if not re.fullmatch(pattern, word):
@@ -44,7 +47,7 @@ def form(pattern: str, expected: str, *, hides_value: bool = False) -> Callable[
 
 
 def whole_option(least: int, most: int = 10**9) -> Callable[[str], object]:
-    """A converter for whole numbers from `least` to `most`."""
+    """Returns a converter for integers from `least` to `most`."""
     convert = whole_number(least, most)
 
     def wrapped(word: str) -> object:
@@ -57,7 +60,7 @@ def whole_option(least: int, most: int = 10**9) -> Callable[[str], object]:
 
 
 def image(word: str) -> str:
-    """An image with a tag or a digest, such as us-docker.pkg.dev/p/repo/flowers:1."""
+    """Returns an image name with a tag or a digest, such as us-docker.pkg.dev/p/repo/flowers:1."""
     found = _IMAGE.fullmatch(word)
     if not found:
         raise argparse.ArgumentTypeError(
@@ -74,7 +77,7 @@ def image(word: str) -> str:
 
 
 def seconds(word: str) -> int:
-    """A duration such as 90m, 24h or 3600s, in whole seconds."""
+    """Returns a duration such as 90m, 24h or 3600s (seconds)."""
     found = re.fullmatch(r"([0-9]{1,9})([smhd])", word)
     if not found or int(found[1]) == 0:
         raise argparse.ArgumentTypeError(f"{quoted(word)} is no duration; expected e.g. 90m, 24h or 7d")
@@ -89,13 +92,13 @@ variable = form(
 
 
 def blanks(texts: Sequence[str]) -> list[str]:
-    """Words of examples such as PROJECT and BUCKET, which somebody has to fill in, each once."""
+    """Returns the distinct placeholders of examples in the texts, such as PROJECT and BUCKET."""
     word = re.compile(rf"(?<![A-Za-z0-9_]){BLANK}(?![A-Za-z0-9_])")
     return list(dict.fromkeys(found for text in texts for found in word.findall(text)))
 
 
 def named_values(option: str, words: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE words as a dictionary; UsageError for a name that comes twice."""
+    """Returns NAME=VALUE strings as a dictionary. Raises UsageError for a duplicate name."""
     found: dict[str, str] = {}
     for word in words:
         name, _, value = word.partition("=")
@@ -106,7 +109,7 @@ def named_values(option: str, words: Sequence[str]) -> dict[str, str]:
 
 
 def variables(words: Sequence[str]) -> dict[str, str]:
-    """The variables of `--env`; those that tell one process from another are refused."""
+    """Returns the variables of `--env`. Raises UsageError for variables that identify a process."""
     found = named_values("--env", words)
     for name in IDENTITY_VARIABLES & set(found):
         came = f"--env={name} says which process one is, and is set by the platform or ctl"

@@ -101,12 +101,12 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """What not every script needs, on its first use."""
+    """Returns an attribute that is imported on its first use, because most scripts do not need it."""
     from importlib import import_module
 
     if name == "run":
         return import_module("ctl.launch.run_function").run
-    if name == "mpi_ops":  # where Horovod keeps what is here
+    if name == "mpi_ops":  # Horovod defines these names in this module
         return import_module(__name__)
     if name in _LATER:
         return getattr(import_module(f"ctl.hvd.{_LATER[name]}"), name)

@@ -1,4 +1,4 @@
-"""The rules of training on many ranks, as functions that do them and say where they are broken."""
+"""Helpers for scaling a script to several ranks: data sharding, learning rate, number of steps."""
 
 import os
 import warnings
@@ -22,10 +22,10 @@ _FOLLOWS = {
 
 
 def shard(dataset: Any) -> Any:
-    """This rank's elements of a `tf.data.Dataset`, every size-th: to be called before the rest.
+    """Returns this rank's elements of a `tf.data.Dataset`, every size-th. Call it before other methods.
 
-    Each rank takes 1/size of the *same* order, so what comes before must not shuffle (ranks would
-    share some examples and miss others) nor repeat; a warning says so.
+    Each rank takes 1/size of the *same* order, so the input dataset must not shuffle (ranks would share
+    some examples and omit others) and must not repeat. Otherwise issues a warning.
     """
     for name in _before(dataset):
         warnings.warn(_sentence(name), stacklevel=2)
@@ -33,7 +33,7 @@ def shard(dataset: Any) -> Any:
 
 
 def check_sharding(dataset: Any) -> list[str]:
-    """What is wrong with where a finished `tf.data.Dataset` was sharded; warns of each as well."""
+    """Returns the errors in the sharding of a finished `tf.data.Dataset`, and issues a warning for each."""
     found = []
     chain = [dataset, *_inputs(dataset)]
     for i, one in enumerate(chain):
@@ -51,22 +51,22 @@ def check_sharding(dataset: Any) -> list[str]:
 
 
 def scale_learning_rate(learning_rate: float) -> float:
-    """`learning_rate * size()`: the batch of a step is that much larger.
+    """Returns `learning_rate * size()`, because the global batch is `size()` times as large.
 
-    Raise it over the first epochs with `LearningRateWarmupCallback`; not all models like it scaled.
+    Increase it over the first epochs with `LearningRateWarmupCallback`. Scaling does not suit all models.
     """
     return learning_rate * process.size()
 
 
 def scale_steps(steps: int) -> int:
-    """`steps` of one process, dealt to all ranks: rounded down, at least 1. Raises UsageError."""
+    """Returns steps per rank for `steps` of one process: rounded down, at least 1. Raises UsageError."""
     if steps < 1:
         raise UsageError(f"steps is {steps}; expected at least 1.")
     return max(1, steps // process.size())
 
 
 def checkpoint_dir(path: str | os.PathLike[str]) -> str | None:
-    """`path` on rank 0, None elsewhere: one rank writes, the others would spoil its files."""
+    """Returns `path` on rank 0 and None on other ranks: several writers would corrupt the files."""
     return os.fspath(path) if process.rank() == 0 else None
 
 
@@ -79,7 +79,7 @@ def _sentence(name: str) -> str:
 
 
 def _wrong_share(dataset: Any) -> list[str]:
-    """What is wrong with the numbers of a `shard(num_shards, index)`, where they can be known."""
+    """Returns the errors in the arguments of `shard(num_shards, index)`, if they are constants."""
     count, index = map(_number, dataset_attributes.shard_of(dataset))
     cure = "Write hvd.shard(dataset), or dataset.shard(hvd.size(), hvd.rank())."
     if count is not None and count != process.size():
@@ -109,7 +109,7 @@ def _too_early(chain: list[Any]) -> list[str]:
 
 
 def _inputs(dataset: Any) -> list[Any]:
-    """What a dataset is made from, nearest first."""
+    """Returns the direct and indirect inputs of a dataset, nearest first."""
     found: list[Any] = []
     waiting = [dataset]
     while waiting:
@@ -120,5 +120,5 @@ def _inputs(dataset: Any) -> list[Any]:
 
 
 def _kind(dataset: Any) -> str:
-    """`ShuffleDataset` for `_ShuffleDataset`, whatever TensorFlow wraps around it."""
+    """Returns `ShuffleDataset` for `_ShuffleDataset`, including the variants of the class in TensorFlow."""
     return type(dataset).__name__.lstrip("_").replace("DatasetV1", "Dataset")

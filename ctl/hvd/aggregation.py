@@ -1,7 +1,7 @@
-"""Gradients of several backward passes, added up before they are exchanged.
+"""Accumulation of the gradients of several backward passes before an exchange.
 
-What was added up is dropped when its exchange failed, and on all ranks when the ranks of an elastic job
-change: only so do all of them exchange again after the same number of passes.
+The sum is discarded if its exchange failed. If the ranks of an elastic job change, all ranks discard it.
+Only then do all ranks exchange again after the same number of passes.
 """
 
 import weakref
@@ -14,17 +14,17 @@ _all: "weakref.WeakSet[Aggregator]" = weakref.WeakSet()
 
 
 def forget_all() -> None:
-    """Every aggregator starts again from zero: the ranks have changed."""
+    """Resets all aggregators to zero, because the ranks have changed."""
     for aggregator in list(_all):
         aggregator.forget()
 
 
 class Aggregator:
-    """Adds up `passes` passes, hands the sum on in the last of them, and starts again from zero.
+    """Sum of `passes` backward passes. It is reduced in the last pass and then reset to zero.
 
     Args:
-      passes: backward passes per exchange, 1 or more.
-      averages: whether the sum is divided by `passes`.
+      passes: Backward passes per exchange, 1 or more.
+      averages: If True, the sum is divided by `passes`.
     """
 
     def __init__(self, passes: int, averages: bool):
@@ -35,7 +35,7 @@ class Aggregator:
         _all.add(self)
 
     def forget(self) -> None:
-        """Starts again from zero; eager mode only."""
+        """Resets the sums to zero. Eager mode only."""
         if self._counter is not None and tf.executing_eagerly():
             self._counter.assign(0)
             for total in self._sums.values():
@@ -43,22 +43,22 @@ class Aggregator:
 
     @property
     def counter(self) -> Any:
-        """A variable: passes in the sum that has not been handed on. int32 scalar."""
+        """Variable with the number of passes in the sum that has not been reduced, `[]` int32."""
         if self._counter is None:
             self._counter = _variable("passes", [], tf.int32)
         return self._counter
 
     def is_due(self) -> Any:
-        """Whether the last call handed a sum on: bool scalar, to be asked after it."""
+        """Returns True, `[]` bool, if the last call has reduced the sum. Evaluate it after that call."""
         return tf.equal(self.counter, 0)
 
     def __call__(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
-        """Adds one pass; `reduce` of the sum if it is due, else the sum so far. None stays None."""
+        """Adds one pass. Returns the reduced sum in the last pass, else the sum. None stays None."""
         for gradient in gradients:
             if isinstance(gradient, tf.IndexedSlices):
-                raise ValueError(  # a type that survives a tf.function
+                raise ValueError(  # a type that tf.function preserves
                     "backward_passes_per_step adds up dense gradients, and got IndexedSlices; "
                     "expected sparse_as_dense=True with it."
                 )
@@ -103,7 +103,7 @@ class Aggregator:
 
 
 def _variable(name: str, shape: Any, dtype: Any) -> Any:
-    """Zeros, outside of the function that is being traced; a local variable in a TF1 graph."""
+    """Returns a variable of zeros outside of the traced function. In a TF1 graph it is a local variable."""
     with tf.init_scope():
         zeros = tf.zeros(shape, dtype)
         if tf.executing_eagerly():

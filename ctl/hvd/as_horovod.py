@@ -1,10 +1,9 @@
-"""Replacement of Horovod for code that cannot be changed: `import ctl.hvd.as_horovod`, nothing else.
+"""Replacement of Horovod for code that cannot be changed, installed by `import ctl.hvd.as_horovod`.
 
 Afterwards `import horovod.tensorflow` loads `ctl.hvd`, and so does `import perseus.tensorflow.horovod`, a
 vendor's name of the same API. Keras 3 then also accepts three spellings of Keras 2
-(`ctl.tensorflow_patches.keras2_spellings`).
-`ctlrun --as-horovod` and `perseusrun` import it by the packages in
-`ctl/hvd/shims`.
+(`ctl.tensorflow_patches.keras2_spellings`). `ctlrun --as-horovod` and `perseusrun` import this
+module through the packages in `ctl/hvd/shims`.
 
 Raises UsageError if the real Horovod is installed, unless `ctlrun --as-horovod` started the program.
 """
@@ -19,7 +18,7 @@ from ctl.errors import UsageError
 from ctl.launch.rank_environment import SHIM_FOLDER
 from ctl.tensorflow_patches import keras2_spellings
 
-_VERSION = "0.28.1"  # whose API this is
+_VERSION = "0.28.1"  # the version with this API
 _MODULES = {
     "tensorflow": "ctl.hvd",
     "tensorflow.compression": "ctl.hvd.compression",
@@ -69,7 +68,7 @@ def _install() -> None:
 
 
 def _install_vendor(name: str, ours: str) -> None:
-    """Modules of a vendor's name, unless the vendor's own are there."""
+    """Installs modules under a vendor's names, unless the vendor's own package is installed."""
     first = name.partition(".")[0]
     if not getattr(sys.modules.get(first), "__ctl__", False) and _is_installed(first):
         return

@@ -1,4 +1,4 @@
-"""Smaller floats on the way: `Compression.none`, `.fp16`, `.bf16`."""
+"""Compression of floating-point tensors for transfers: `Compression.none`, `.fp16`, `.bf16`."""
 
 from typing import Any
 
@@ -7,21 +7,21 @@ from ctl.hvd import process_sets
 
 
 class Compressor:
-    """What goes around a reduction; subclass it for a compression of your own."""
+    """A pair of functions around a reduction. Subclass it for a custom compression."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """(what is sent, what `decompress` needs)."""
+        """Returns (tensor to send, context for `decompress`)."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """What was received, as it was before."""
+        """Returns the received tensor in its original type."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
+    """A compressor that does not change tensors."""
 
     @staticmethod
     def compress(tensor: Any) -> Any:
@@ -34,7 +34,7 @@ class NoneCompressor(Compressor):
 
 def _to(dtype: tf.DType) -> type[Compressor]:
     class FloatCompressor(Compressor):
-        """Floats are sent and added up as a smaller type; other tensors are left as they are."""
+        """A compressor that sends and sums floats in a smaller type. Other tensors are unchanged."""
 
         @staticmethod
         def compress(tensor: Any) -> Any:
@@ -54,7 +54,7 @@ BF16Compressor = _to(tf.bfloat16)
 
 
 class Compression:
-    """The compressions there are."""
+    """The available compressions."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
@@ -62,9 +62,9 @@ class Compression:
 
 
 def effective_compression(compression: Any) -> Any:
-    """A compression, or none instead of our own where no tensor goes through a network.
+    """Returns the compression, or none instead of fp16 or bf16 if no tensor is sent through a network.
 
-    Between ranks that share memory, converting costs more than it saves, and rounds.
+    Between ranks that share memory, the conversion costs more than it saves, and it rounds.
     """
     is_own = compression in (FP16Compressor, BF16Compressor)
     return NoneCompressor if is_own and process_sets.all_share_memory() else compression

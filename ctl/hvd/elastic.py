@@ -1,4 +1,4 @@
-"""Training that goes on when ranks come and go: state that is committed, restored and shared.
+"""Elastic training, in which ranks are added and removed: commit, restore and synchronization of state.
 
     state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
 
@@ -11,8 +11,9 @@
 
     train(state)
 
-When a rank is lost, the others go back to their last commit and go on without it. When ranks are added or
-leave in order, all go on from where they are, at the next commit. Start it with `ctlrun --min-np 1 ...`.
+If a rank is lost, the remaining ranks restore their last commit and resume without it. If ranks are added
+or leave in order, all ranks continue from their current state at the next commit. Start the script with
+`ctlrun --min-np 1 ...`.
 """
 
 import functools
@@ -33,11 +34,11 @@ __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "r
 
 
 def run(func: Callable) -> Callable:
-    """A decorator for the training function, whose first argument is a `State`.
+    """Decorates the training function. Its first argument is a `State`.
 
-    It shares the state of rank 0 with all, calls the function, and calls it again after each change of
-    the ranks, until it returns. Collectives belong inside: a new rank would not know of those before.
-    In a job that is not elastic the state is shared once, and what is raised is raised.
+    It synchronizes the state with rank 0, calls the function, and calls it again after each change of
+    the ranks, until it returns. Collectives belong inside: a new rank has not executed earlier ones.
+    In a job that is not elastic the state is synchronized once, and exceptions are propagated.
     """
 
     @functools.wraps(func)
@@ -66,13 +67,14 @@ def run(func: Callable) -> Callable:
 
 
 class State:
-    """What all ranks have in common; a subclass says how it is saved, restored and shared.
+    """State that all ranks share. A subclass defines save, restore and synchronization.
 
     Args:
-      bcast_object: shares an object of rank 0, by default `hvd.broadcast_object`; get_rank: accepted.
+      bcast_object: Broadcasts an object of rank 0. Defaults to `hvd.broadcast_object`.
+      get_rank: Ignored.
 
     Attributes:
-      allow_pickle: also share objects that are more than data; only among ranks that trust each other.
+      allow_pickle: Pickles objects of other types, too. Only for ranks that trust each other.
     """
 
     allow_pickle = False
@@ -80,16 +82,16 @@ class State:
     def __init__(self, bcast_object: Callable | None = None, get_rank: Callable | None = None):
         self._bcast_object = bcast_object
         self._changes = 0
-        self._host_messages: queue.Queue = queue.Queue()  # Horovod's name; scripts wait for one
+        self._host_messages: queue.Queue = queue.Queue()  # name in Horovod; scripts wait for a message
         self._lock = threading.Lock()
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """They are called after each change of the ranks, as to scale the learning rate anew."""
+        """Registers functions to call after each change of the ranks, as to scale the learning rate."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The ranks have changed: `reset`, then the callbacks."""
+        """Calls `reset` and the callbacks after the ranks have changed."""
         with self._lock:
             self._changes = 0
             while not self._host_messages.empty():
@@ -99,22 +101,22 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Called in another thread when hosts come (2) or go (1), or both (3)."""
+        """Records that hosts are removed (1), added (2), or both (3). Called in another thread."""
         with self._lock:
             self._changes |= update_res
         self._host_messages.put((timestamp, update_res))
 
     def on_hosts_noticed(self, timestamp: float, update_res: int) -> None:
-        """Called in another thread when new hosts are known; `commit` goes on until they are ready."""
+        """Records hosts that are not ready yet, which `commit` ignores. Called in another thread."""
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Saves, and raises HostsUpdatedInterrupt when the ranks are to change; all ranks at once."""
+        """Saves the state. Raises HostsUpdatedInterrupt if the ranks are to change. Collective."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """The second half of `commit`: a small collective; rank 0 knows. Nothing if not elastic."""
+        """Executes the second half of `commit`: a small broadcast from rank 0. No-op if not elastic."""
         if not elastic_line.is_elastic():
             return
         with self._lock:
@@ -124,19 +126,19 @@ class State:
             raise HostsUpdatedInterrupt(changes == elastic_line.REMOVED)
 
     def save(self) -> None:
-        """Keeps the state in memory."""
+        """Saves the state in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to the last `save`."""
+        """Restores the state of the last `save`."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Takes the state of rank 0; all ranks at once."""
+        """Replaces the state with that of rank 0. Collective."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """The ranks have changed, and the state is not shared yet."""
+        """Handles a change of the ranks before the state is synchronized. By default a no-op."""
 
     def _broadcast(self, obj: Any, name: str) -> Any:
         if self._bcast_object is not None:
@@ -145,7 +147,7 @@ class State:
 
 
 class ObjectState(State):
-    """Plain objects, each an attribute by its keyword: `ObjectState(epoch=0, batch=0)`."""
+    """A state of plain objects, each an attribute by its keyword: `ObjectState(epoch=0, batch=0)`."""
 
     def __init__(
         self, bcast_object: Callable | None = None, get_rank: Callable | None = None, **kwargs: Any
@@ -172,7 +174,7 @@ class ObjectState(State):
 
 
 class _VariableState(ObjectState):
-    """Objects, and variables of TensorFlow or Keras; a subclass lists them."""
+    """A state of objects, and variables of TensorFlow or Keras that a subclass lists."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
@@ -201,10 +203,11 @@ class _VariableState(ObjectState):
 
 
 class TensorFlowState(_VariableState):
-    """A list of variables, and objects by keyword; eager mode only.
+    """A state of a list of variables, and objects by keyword. Eager mode only.
 
     Args:
-      variables: `tf.Variable`s; session: accepted for scripts of TensorFlow 1, expected to be None.
+      variables: `tf.Variable`s.
+      session: Argument of TensorFlow 1 scripts, expected to be None.
     """
 
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any):
@@ -225,14 +228,15 @@ class TensorFlowState(_VariableState):
 
 
 class TensorFlowKerasState(_VariableState):
-    """A Keras model and its optimizer, and objects by keyword; for Keras 3 and tf_keras.
+    """A state of a Keras model, its optimizer, and objects by keyword. For Keras 3 and tf_keras.
+
+    The state contains the weights of the model and all variables of the optimizer, which is built if
+    necessary. It does not contain seeds of layers such as dropout: each rank has its own.
 
     Args:
-      model: built; optimizer: by default the one that the model was compiled with, if it was.
-      backend: accepted.
-
-    Weights of the model and all variables of the optimizer are kept, which is built if it is not yet.
-    Seeds of layers such as dropout are not: each rank has its own.
+      model: A built model.
+      optimizer: Defaults to the optimizer that the model was compiled with, if any.
+      backend: Ignored.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any):
@@ -247,7 +251,7 @@ class TensorFlowKerasState(_VariableState):
 
 
 def _optimizer_variables(optimizer: Any, model: Any) -> list[Any]:
-    """Of an optimizer of any Keras; built first, so that all ranks have the same ones."""
+    """Builds an optimizer of any Keras version if necessary, and returns its variables."""
     if optimizer is None:
         return []
     if optimizer_attributes.is_legacy(optimizer):
@@ -259,7 +263,7 @@ def _optimizer_variables(optimizer: Any, model: Any) -> list[Any]:
 
 
 def _reset(skip_sync: bool) -> bool:
-    """Leaves the ranks and meets the new ones; returns whether they have to share their state."""
+    """Leaves the group and joins the next one. Returns True if the state has to be synchronized."""
     process.shutdown()
     aggregation.forget_all()
     elastic_line.may_skip_sync(skip_sync)
@@ -267,17 +271,17 @@ def _reset(skip_sync: bool) -> bool:
         try:
             process.init()
             return elastic_line.must_sync()
-        except HorovodInternalError:  # one of the new ranks was lost at once
+        except HorovodInternalError:  # a rank of the new group failed immediately
             process.shutdown()
 
 
 def _interrupt(error: Exception) -> Exception | None:
-    """What is meant by an error of a training function, also out of a tf.function; None for its own."""
+    """Returns the interrupt that caused an error, also in a tf.function, or None for other errors."""
     own = graph_errors.with_own_type(error)
     if isinstance(own, HorovodInternalError | HostsUpdatedInterrupt):
         return own
     import tensorflow as tf
 
     if isinstance(error, tf.errors.OpError) and HorovodInternalError.__name__ in str(error):
-        return HorovodInternalError(str(error))  # of a py_function that the script itself wrote
+        return HorovodInternalError(str(error))  # raised in a py_function of the script
     return None

@@ -1,10 +1,10 @@
-"""This process's line to the launcher of an elastic job, over which it learns its rank again and again.
+"""Connection from an elastic worker to the launcher, which assigns ranks.
 
     place = placement()                  # blocks until the launcher has a group
     add_listener(state)                  # state.on_hosts_updated(timestamp, result)
 
-The launcher names itself in CTL_HVD_RENDEZVOUS; without that, a job is not elastic and nothing here is
-used. `ctl.launch.elastic` is the other end.
+The launcher passes its address in CTL_HVD_RENDEZVOUS. Without it, a job is not elastic and this module is
+not used. `ctl.launch.elastic` is the other end.
 """
 
 import os
@@ -25,27 +25,27 @@ from ctl.launch.ports import free_ports
 from ctl.launch.rank_environment import rank_environ
 
 LAUNCHER_VARIABLE = "CTL_HVD_RENDEZVOUS"
-REMOVED, ADDED = 1, 2  # what `on_hosts_updated` is told; 3 is both
+REMOVED, ADDED = 1, 2  # bit flags of the second argument of `on_hosts_updated`
 _LOOK_SECS = 0.5
 _REACH_SECS = 60.0  # for a launcher that does not answer in time
 _RETRY_SECS = 0.2
-_MOST_PORTS = 10  # of one process, that others took before it could listen
+_MOST_PORTS = 10  # limit of ports of one process that another program occupied before it could listen
 T = TypeVar("T")
 
 
 class HostListener(Protocol):
-    """Who wants to know that hosts come and go."""
+    """Interface of an object that is notified when hosts are added or removed."""
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Called in another thread, maybe several times for the same change."""
+        """Handles a change. Called in another thread, possibly several times for the same change."""
 
 
 class Left(SystemExit):
-    """The launcher does not need this process any more; not caught, it ends it with exit code 0."""
+    """Exit with code 0 of a process that the launcher does not need any more."""
 
 
 class _Client:
-    """The connection, and what came over it."""
+    """The connection and the messages received over it."""
 
     def __init__(self) -> None:
         self.listeners: list[HostListener] = []
@@ -60,7 +60,7 @@ class _Client:
         threading.Thread(target=self._read, name="elastic-line", daemon=True).start()
 
     def placement(self) -> Ranks:
-        """Joins the next group; returns once it is complete."""
+        """Joins the next group. Returns when the group is complete."""
         (port,) = free_ports(1, "0.0.0.0")
         self._line.send({"join": port, "skips_sync": self.skips_sync})
         self.skips_sync = False
@@ -77,15 +77,15 @@ class _Client:
         return found
 
     def give_up(self, group: int, why: str) -> None:
-        """This process cannot meet the others of a group, who are not to wait for it."""
+        """Reports that this process cannot connect to its group, so that its peers do not wait for it."""
         self._line.send({"unmet": group, "why": why})
 
     def tell_synced(self) -> None:
-        """This process has the state of the job by now, and may be rank 0 of the next group."""
+        """Reports that this process has the state of the job and may be rank 0 of the next group."""
         self._line.send({"synced": True})
 
     def _answer(self) -> dict:
-        while True:  # a wait without end would not see Ctrl-C
+        while True:  # an unlimited wait would block Ctrl-C
             try:
                 return self._answers.get(timeout=_LOOK_SECS)
             except queue.Empty:
@@ -106,7 +106,7 @@ class _Client:
                 gone = f"rank {message['lost']} is gone (its process has ended)."
                 self._lose(message.get("why", gone), message["group"])
             else:
-                with self._lock:  # here, because a loss may be the next message
+                with self._lock:  # here, because the next message may report a loss
                     self.lost, self.loss_listener = "", lambda why: None
                     self._generation = message.get("place", {}).get("generation", 0)
                 self._answers.put(message)
@@ -121,7 +121,7 @@ class _Client:
         tell(why)
 
     def on_loss(self, tell: Callable[[str], None]) -> None:
-        """The newest group's listener; told at once of what was lost before."""
+        """Sets the listener of the newest group. Calls it at once if a rank is already lost."""
         with self._lock:
             self.loss_listener = tell
             lost = self.lost
@@ -134,23 +134,23 @@ _lock = threading.Lock()
 
 
 def is_elastic() -> bool:
-    """Whether ranks of this job may come and go."""
+    """Returns True if ranks of this job may be added and removed."""
     return bool(os.environ.get(LAUNCHER_VARIABLE))
 
 
 def placement() -> Ranks:
-    """This process's place in the next group; blocks until the launcher has one.
+    """Returns the ranks of this process in the next group. Blocks until the launcher has one.
 
-    Raises PeerLostError when there will be none, and Left, which ends the process with 0, when this
-    process is not needed any more.
+    Raises PeerLostError if there will be no group, and Left, which ends the process with exit code 0,
+    if this process is not needed any more.
     """
     return _connected().placement()
 
 
 def meet_group(connect: Callable[[Ranks], T]) -> T:
-    """What `connect` makes of this process's place; in the next group, if one broke meanwhile.
+    """Returns the result of `connect` for the next complete group. Retries if a group fails meanwhile.
 
-    A port that another program took before this process could listen there breaks it too, for all.
+    A port that another program occupies before this process could listen there fails the group, too.
     """
     ports = 0
     while True:
@@ -169,39 +169,39 @@ def meet_group(connect: Callable[[Ranks], T]) -> T:
 
 
 def add_listener(listener: HostListener) -> None:
-    """From now on it is told of changes; outside of an elastic job there are none."""
+    """Adds a listener for changes of the hosts. Outside of an elastic job there are none."""
     if is_elastic():
         _connected().listeners.append(listener)
 
 
 def remove_listener(listener: HostListener) -> None:
-    """It is told no more."""
+    """Removes a listener."""
     if _client is not None and listener in _client.listeners:
         _client.listeners.remove(listener)
 
 
 def lost() -> str:
-    """Which rank of the newest group has ended with a failure, in words; "" if none has."""
+    """Returns a message about a failed rank of the newest group, or an empty string."""
     return "" if _client is None else _client.lost
 
 
 def on_loss(tell: Callable[[str], None]) -> None:
-    """Calls `tell(lost())` when there is one in the newest group, in another thread."""
+    """Registers a function that is called with `lost()`, in another thread, if a rank is lost."""
     _connected().on_loss(tell)
 
 
 def may_skip_sync(skips: bool) -> None:
-    """What the next `placement` says: this process has all that it needs of the state."""
+    """Sets a flag of the next `placement`: True if this process needs no part of the state."""
     _connected().skips_sync = skips
 
 
 def must_sync() -> bool:
-    """Whether the newest group has to share its state: unless all said that they may skip it."""
+    """Returns True if the newest group has to synchronize, unless all of its ranks may skip it."""
     return _client is None or _client.must_sync
 
 
 def tell_synced() -> None:
-    """This process has the state of the job by now, and may be rank 0 of the next group."""
+    """Reports that this process has the state of the job and may be rank 0 of the next group."""
     if is_elastic():
         _connected().tell_synced()
 
@@ -229,7 +229,7 @@ def _call() -> JsonLines:
         try:
             connection = authenticated_channel.connect((host, int(port)), endpoint, {"worker": int(worker)})
             return JsonLines(connection)
-        except OSError as e:  # a crowd of others may have kept it from answering in time
+        except OSError as e:  # connections of many other processes may have delayed its answer
             is_gone = isinstance(e, ConnectionRefusedError)
             if is_gone or time.monotonic() > until_secs:
                 raise PeerLostError(f"the launcher at {host}:{port} cannot be reached: {e}") from None

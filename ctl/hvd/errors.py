@@ -1,4 +1,4 @@
-"""What collectives raise, under the names that scripts catch."""
+"""Errors of collectives, under the names that scripts catch."""
 
 from ctl.collectives.errors import HorovodInternalError
 from ctl.errors import CtlError, UsageError
@@ -13,10 +13,10 @@ __all__ = [
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts came or went; `elastic.run` goes on from where it is, with a new set of ranks.
+    """Notification that hosts were added or removed. `elastic.run` continues with a new set of ranks.
 
     Attributes:
-      skip_sync: nothing was added, so nobody needs the state of the others.
+      skip_sync: True if no rank was added, so no rank needs the state of another.
     """
 
     def __init__(self, skip_sync: bool):
@@ -25,8 +25,8 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Never raised: nothing here is compiled against a version of TensorFlow. Kept for `except`."""
+    """An error that is never raised: no code is compiled for a TensorFlow version. For `except`."""
 
 
 class RefusedError(CtlError, NotImplementedError):
-    """A part of the API that exists, and refuses with what to do instead."""
+    """Rejection of an existing part of the API. The message names an alternative."""

@@ -1,4 +1,4 @@
-"""For TF1 graphs: all variables begin with the values of one rank."""
+"""Broadcast of the initial variables in TF1 graphs."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from ctl.hvd.variables import broadcast_variables
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """An operation that gives all ranks the variables of `root_rank`; to be run on all ranks.
+    """Returns an operation that assigns the variables of `root_rank` on all ranks. Run it on all ranks.
 
-    Raises RuntimeError when executing eagerly, where there is no list of all variables.
+    Raises RuntimeError when executing eagerly, because there is no list of all variables then.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -20,11 +20,11 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Broadcasts once the session is made: `MonitoredTrainingSession(hooks=[this])`.
+    """A hook that broadcasts once the session is created: `MonitoredTrainingSession(hooks=[this])`.
 
     Args:
-      root_rank: whose variables all get.
-      device: accepted.
+      root_rank: Rank with the variables to broadcast.
+      device: Device of the operation.
     """
 
     def __init__(self, root_rank: int, device: str = ""):
@@ -34,11 +34,11 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         self.bcast_op: Any = None
 
     def begin(self) -> None:
-        """Adds the operation to the graph, before that is closed."""
+        """Adds the operation to the graph before the graph is finalized."""
         if self.bcast_op is None or self.bcast_op.graph != tf.compat.v1.get_default_graph():
             with tf.device(self.device):
                 self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Collective."""
+        """Broadcasts the variables. Collective."""
         session.run(self.bcast_op)

@@ -1,7 +1,7 @@
-"""An optimizer of Keras 3 that exchanges its gradients before it applies them.
+"""A Keras 3 optimizer that exchanges its gradients before it applies them.
 
-The class of the optimizer gets a subclass of the same name, so that a saved model loads with and
-without `ctl.hvd`. The new optimizer has the old one's variables: what was trained before goes on.
+The optimizer's class is replaced with a subclass of the same name, so a saved model can be loaded with and
+without `ctl.hvd`. The new optimizer has the variables of the old one, so training continues.
 """
 
 from typing import Any
@@ -22,14 +22,14 @@ _INSIDE_OUT = (
 
 
 class CallableList(list):
-    """`optimizer.variables` of Keras 3, and `optimizer.variables()` as it was before."""
+    """A list that may also be called, for `optimizer.variables` and `optimizer.variables()`."""
 
     def __call__(self) -> "CallableList":
         return self
 
 
 class Distributed:
-    """What optimizers of Keras 3 and of tf_keras share: one exchange per optimizer."""
+    """Common base of the optimizers of Keras 3 and of tf_keras, with one exchange per optimizer."""
 
     _hvd_options: tuple[Reduction, int, bool]
 
@@ -52,7 +52,7 @@ class Distributed:
         return CallableList(found() if callable(found) and not isinstance(found, list) else found)
 
     def __reduce__(self) -> Any:
-        """Copies and pickles are distributed too; Keras alone would lose that."""
+        """Makes copies and pickles distributed, too. Keras alone would restore the base optimizer."""
         before, base = type(self).__bases__
         plain: Any = object.__new__(base)
         kept = {k: v for k, v in self.__dict__.items() if not k.startswith("_hvd_")}
@@ -60,12 +60,12 @@ class Distributed:
         return distributed, (plain, before, self._hvd_options)
 
     def register_local_var(self, var: Any) -> None:
-        """Keeps the gradient of `var` on this rank: a layer that the other ranks do not have."""
+        """Keeps the gradient of `var` on this rank, for a layer that other ranks do not have."""
         self._hvd.keep_local(var)
 
 
 class Keras3(Distributed):
-    """Goes before a Keras 3 optimizer's class in a subclass of both."""
+    """A mixin that precedes the class of a Keras 3 optimizer in a common subclass."""
 
     built: bool
     build: Any
@@ -73,7 +73,7 @@ class Keras3(Distributed):
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Exchanges and applies; collective. With several passes per step, in the last one only."""
+        """Exchanges and applies the gradients. Collective. With several passes, in the last one only."""
         if len(grads) == 0:
             return
         variables = self._trainable_variables if trainable_variables is None else trainable_variables
@@ -85,7 +85,7 @@ class Keras3(Distributed):
             apply(exchange(grads, variables), variables)
             return
         if not self.built:
-            self.build(variables)  # no variable can be made in one branch
+            self.build(variables)  # a variable cannot be created in one branch
         reduced = exchange(grads, variables)
         tf.cond(exchange.aggregator.is_due(), lambda: apply(reduced, variables), self._count)
 
@@ -94,14 +94,14 @@ class Keras3(Distributed):
         optimizer_attributes.count_step(inner)
 
     def __setattr__(self, name: Any, value: Any) -> None:
-        """A LossScaleOptimizer that takes this one in ends its own scaling so, and is refused."""
+        """Raises RefusedError if a LossScaleOptimizer wraps this one, which sets this attribute to None."""
         if name == "loss_scale_factor" and value is None and name in self.__dict__:
             raise RefusedError(_INSIDE_OUT)
         super().__setattr__(name, value)
 
 
 def with_loss_scale(optimizer: Any) -> Any:
-    """The optimizer in a LossScaleOptimizer if the policy asks for one, as `model.compile` would."""
+    """Returns the optimizer in a LossScaleOptimizer if the policy requires it, as `model.compile` would."""
     import keras
 
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -111,7 +111,7 @@ def with_loss_scale(optimizer: Any) -> Any:
 
 
 def distributed(optimizer: Any, before: type, options: tuple[Reduction, int, bool]) -> Any:
-    """The same optimizer, with the same variables, in a subclass of `before` and its own class."""
+    """Returns an optimizer with the same variables, of a new subclass of `before` and its class."""
     keras_compilation.install_compilation_check(process.has_peers)
     base = type(optimizer)
     members = {

@@ -1,4 +1,4 @@
-"""Python objects between ranks."""
+"""Collectives on Python objects."""
 
 import pickle
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ def broadcast_object(
     *,
     allow_pickle: bool = False,
 ) -> Any:
-    """The object of `root_rank`, on every rank; the root gets its own back.
+    """Returns the object of `root_rank` on every rank. The root gets its own object unchanged.
 
     Objects are None, numbers, strings, bytes, lists, tuples, sets, dicts, NumPy arrays and eager
-    tensors of these; others are a UsageError on every rank. With `allow_pickle`, given on all ranks,
-    others are pickled: do so only where every rank is trusted, as reading one runs what it says.
-    `session` is accepted and not needed.
+    tensors of these. Other objects raise UsageError on every rank. With `allow_pickle` on all ranks they
+    are pickled. Use it only if every rank is trusted, because unpickling can execute code.
+    `session` is ignored.
     """
     mine = _packed(obj, allow_pickle) if process.rank() == root_rank else b""
     index = _index(root_rank, process_set)
@@ -46,7 +46,7 @@ def allgather_object(
     *,
     allow_pickle: bool = False,
 ) -> list[Any]:
-    """The objects of all ranks, in order; see `broadcast_object` for what an object may be."""
+    """Returns the objects of all ranks, in order. See `broadcast_object` for the supported types."""
     parts = _gathered(_packed(obj, allow_pickle), f"HorovodAllgatherObject.{name or ''}", process_set)
     return [_read(part, allow_pickle) for part in parts]
 
@@ -57,7 +57,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """A function of an object that does `broadcast_object`."""
+    """Returns a function of an object that calls `broadcast_object`."""
 
     def broadcast(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)
@@ -73,7 +73,7 @@ def _index(root_rank: int, process_set: Any) -> int:
 
 
 def _packed(obj: Any, allow_pickle: bool) -> bytes:
-    """What cannot be packed travels as the sentence that says so: all ranks raise it."""
+    """Returns the packed object, or a packed error message, which all ranks raise."""
     try:
         return _PACKED + packing.packed_arrays(obj)
     except UsageError as e:
@@ -87,7 +87,7 @@ def _read(data: bytes, allow_pickle: bool) -> Any:
     if kind == _PACKED:
         return packing.unpacked(rest)
     if kind == _PICKLED and allow_pickle:
-        return pickle.loads(rest)  # asked for by name
+        return pickle.loads(rest)  # enabled explicitly
     if kind == _PICKLED:
         raise UsageError("a pickled object came; expected allow_pickle=True on all ranks, or none.")
     raise UsageError(rest.decode())

@@ -1,9 +1,9 @@
-"""Collectives on tensors, as Horovod's users write them.
+"""Collectives on tensors with Horovod's API.
 
-All are eager, or nodes of a `tf.function` or of a graph; all have gradients. `name` pairs the calls of
-different ranks (without one: their kind and order); `process_set` are the ranks that take part;
-`device_dense`, `device_sparse` are ignored. Errors on every rank: tf.errors.FailedPreconditionError for
-calls that differ, InvalidArgumentError for splits, HorovodInternalError for a lost rank, or ValueError.
+All run eagerly, or as nodes of a `tf.function` or a graph; all have gradients. `name` matches the calls of
+different ranks (default: type and order). `process_set` are the participating ranks. `device_dense` and
+`device_sparse` are ignored. Errors on every rank: tf.errors.FailedPreconditionError for different calls,
+InvalidArgumentError for splits, HorovodInternalError for a lost rank, or ValueError.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _NO_NUMBERS = {dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.v
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
-    """The reduction that `op` and the old `average` ask for; ValueError if both are given."""
+    """Returns the reduction of `op` and the deprecated `average`. Raises ValueError if both are given."""
     if op is not None and average is not None:
         raise ValueError("both op and average were given; leave average out, it is the old form.")
     if op is None:
@@ -36,7 +36,7 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
 
 
 def checked_reduction(op: int) -> int:
-    """The reduction, if there is one of this number. Raises RefusedError for Adasum, or ValueError."""
+    """Returns a valid reduction. Raises RefusedError for Adasum, or ValueError for other numbers."""
     if op == Adasum:
         raise RefusedError(
             "Adasum is not there. Average gradients (op=hvd.Average) and raise the learning rate "
@@ -48,7 +48,7 @@ def checked_reduction(op: int) -> int:
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether a number is 1, 2, 4, 8, ..."""
+    """Returns True for 1, 2, 4, 8, ..."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
@@ -66,7 +66,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """A tensor of the same shape, reduced elementwise over ranks: `op`, by default Average.
+    """Returns a tensor of the same shape, reduced elementwise over ranks with `op`, by default Average.
 
     `prescale_factor` multiplies before, `postscale_factor` after; integers are averaged and scaled
     towards zero. `tf.IndexedSlices` are gathered instead: Sum and Average only, without scales.
@@ -103,7 +103,7 @@ def grouped_allreduce(
     name: str | None = None,
     _what: str = "HorovodGroupedAllreduce",
 ) -> list[Any]:
-    """`allreduce` of several tensors, of any types and shapes, that travel together."""
+    """Returns the `allreduce` of several tensors of any types and shapes, in one exchange."""
     op = handle_average_backwards_compatibility(op, average)
     if not len(tensors):
         return list(tensors)
@@ -142,7 +142,7 @@ def _check_sparse(op: int, prescale: float, postscale: float) -> None:
 
 
 def _allreduce_slices(several: Any, op: int, process_set: Any, name: str | None) -> list[tf.IndexedSlices]:
-    """All values and indices travel together."""
+    """Gathers all values and indices in one exchange."""
     parts = [part for one in several for part in (one.values, one.indices)]
     gathered = iter(grouped_allgather(parts, process_set=process_set, name=name))
     found = []
@@ -177,7 +177,7 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """`[n, ...]` of each rank -> `[sum of n, ...]`, in order of rank; n may differ, and be 0."""
+    """Returns `[sum of n, ...]` from `[n, ...]` of each rank, in order of rank; n may differ, and be 0."""
     return _allgathered([tensor], "HorovodAllgather", name, ignore_name_scope, process_set)[0]
 
 
@@ -188,7 +188,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """`allgather` of several tensors that travel together."""
+    """Returns the `allgather` of several tensors in one exchange."""
     if not len(tensors):
         return list(tensors)
     return _allgathered(tensors, "HorovodGroupedAllgather", name, ignore_name_scope, process_set)
@@ -229,7 +229,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """The tensor of `root_rank`, a rank among all, on every rank."""
+    """Returns the tensor of `root_rank`, a rank among all, on every rank."""
     given = _tensor(tensor)
     default = _named("HorovodBroadcast", [given])
     call = Call("broadcast", "", process_set, root=root_rank, ignores_scope=ignore_name_scope)
@@ -252,13 +252,13 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Rows of `tensor` go to the ranks in order; what all sent here comes back, in order of rank.
+    """Sends rows of `tensor` to the ranks in order. Returns the rows received from them, in order of rank.
 
     Args:
       tensor: `[n, ...]`.
-      splits: `[ranks]` integers, rows for each rank; without it all get as many.
+      splits: `[ranks]` integers, rows for each rank. Default: equal numbers.
 
-    Returns the tensor; with `splits`, also how many rows came from each rank, `[ranks]` int32.
+    Returns the tensor; with `splits`, also the number of rows from each rank, `[ranks]` int32.
     """
     given = [_tensor(tensor)]
     default = _named("HorovodAlltoall", given)
@@ -292,7 +292,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """`[n, ...]`, reduced over ranks -> this rank's share of the rows; the first ones get more."""
+    """Returns this rank's part of the rows of `[n, ...]`, reduced over ranks. The first ranks get more."""
     return grouped_reducescatter(
         [tensor],
         device_dense,
@@ -320,7 +320,7 @@ def grouped_reducescatter(
     ignore_name_scope: bool = False,
     _what: str = "HorovodGroupedReducescatter",
 ) -> list[tf.Tensor]:
-    """`reducescatter` of several tensors that travel together."""
+    """Returns the `reducescatter` of several tensors in one exchange."""
     op = checked_reduction(op)
     if not len(tensors):
         return list(tensors)
@@ -355,7 +355,7 @@ def grouped_reducescatter(
 
 @_plain
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Returns when all ranks have come here; in a graph of `tf.compat.v1`, an operation."""
+    """Blocks until all ranks have called it. In a graph of `tf.compat.v1`, returns an operation."""
     call = Call("barrier", "", process_set)
     if tf.executing_eagerly():
         tensor_ops.outputs(call, [], name, "HorovodBarrier")
@@ -365,7 +365,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
 
 def join(device: int = -1) -> int:
-    """Refused: ranks that have no more data cannot be stood in for."""
+    """Raises RefusedError: a rank without data cannot be replaced."""
     raise RefusedError(
         "join() is not there: let all ranks do as many steps. Before the loop, agree on the least: "
         "steps = int(hvd.allreduce(tf.constant(steps), op=hvd.Min)); or repeat() the dataset and "
@@ -387,11 +387,11 @@ def _tensor(given: Any) -> tf.Tensor:
 
 
 def _named(what: str, tensors: Sequence[tf.Tensor]) -> str:
-    """In a graph the names of the first and last tensor tell one collective from another."""
+    """Returns a default name. In a graph it contains the names of the first and the last tensor."""
     if tf.executing_eagerly():
         return what
     ends = tensors if len(tensors) == 1 else [tensors[0], tensors[-1]]
-    # what a function captured is named by a number, which differs between ranks
+    # a captured tensor of a function is named by a number, which differs between ranks
     names = ["captured" if tensor.name[0].isdigit() else tensor.name for tensor in ends]
     return "_".join([what, *(n.replace(":", "_").replace("/", "_") for n in names)])
 

@@ -1,4 +1,4 @@
-"""`hvd.DistributedOptimizer`: any optimizer, with gradients of all ranks.
+"""Distributed optimizers, which apply the reduced gradients of all ranks: `hvd.DistributedOptimizer`.
 
 optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size()))
 model.compile(optimizer, loss="mse")
@@ -36,26 +36,26 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer that applies what the gradients of all ranks are together.
+    """Returns an optimizer that applies the reduced gradients of all ranks.
 
     Args:
-      optimizer: of Keras 3, of tf_keras, or of tf.compat.v1.train. The result has its class, its
+      optimizer: Optimizer of Keras 3, tf_keras or tf.compat.v1.train. The result has its class, its
         state and its variables; use the result only. Under the policy "mixed_float16" it is in a
-        `LossScaleOptimizer`, as `model.compile` would put it; ranks then skip a step together.
-      name: in the names of exchanges; "Distributed" and the class by default.
-      use_locking: of optimizers of tf.compat.v1 only.
-      device_dense, device_sparse: accepted.
-      compression: of dense gradients, where they go through a network.
-      sparse_as_dense: whether tf.IndexedSlices become tensors before the exchange.
-      backward_passes_per_step: gradients of that many steps are added up before they are exchanged
-        and applied; `iterations` counts each of them.
+        `LossScaleOptimizer`, as in `model.compile`; ranks then skip a step together.
+      name: Part of the names of exchanges. Default: "Distributed" and the class.
+      use_locking: Of optimizers of tf.compat.v1 only.
+      device_dense, device_sparse: Ignored.
+      compression: Compression of dense gradients that are sent through a network.
+      sparse_as_dense: If True, converts tf.IndexedSlices to tensors before the exchange.
+      backward_passes_per_step: Number of steps per exchange. Their gradients are summed, exchanged
+        and applied together; `iterations` counts each step.
       op: Average or Sum.
-      gradient_predivide_factor: an average is divided by it before, and multiplied after, the sum.
-      average_aggregated_gradients: the mean of the passes instead of their sum.
-      num_groups, groups: number of exchanges, or lists of variables that go together. By default as
+      gradient_predivide_factor: An average is divided by it before, and multiplied after, the sum.
+      average_aggregated_gradients: If True, uses the mean of the passes instead of their sum.
+      num_groups, groups: Number of exchanges, or lists of variables per exchange. Default: as
         few as HOROVOD_FUSION_THRESHOLD (bytes, 128 MiB) allows.
-      process_set: the ranks that exchange; the others apply their own gradients.
-      scale_local_gradients: see `register_local_var` of the result.
+      process_set: Ranks of the exchange. Other ranks apply their own gradients.
+      scale_local_gradients: See `register_local_var` of the result.
 
     Raises UsageError for arguments that contradict each other, RefusedError for op=Adasum.
     """
@@ -81,12 +81,12 @@ def DistributedOptimizer(
 
 
 def DistributedDeltaAdasumOptimizer(*args: Any, **options: Any) -> Any:
-    """Refused, as op=Adasum is."""
+    """Raises RefusedError, as does op=Adasum."""
     return Reduction("DistributedDelta", op=ops.Adasum)
 
 
 def optimizer_variables(local_layers: Any) -> list[Any]:
-    """Trainable weights of a layer, of several, or of None."""
+    """Returns the trainable weights of one layer, of several, or of None."""
     if local_layers is None:
         return []
     layers = local_layers if isinstance(local_layers, (list, tuple, set)) else [local_layers]
@@ -97,7 +97,7 @@ def optimizer_variables(local_layers: Any) -> list[Any]:
 
 
 def chosen_groups(num_groups: int, groups: Any) -> Any:
-    """`groups`, or the older `num_groups` with a warning."""
+    """Returns `groups`, or the deprecated `num_groups` with a warning."""
     if num_groups == 0:
         return groups
     warnings.warn("num_groups is now called groups.", DeprecationWarning, stacklevel=3)

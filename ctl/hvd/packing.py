@@ -1,7 +1,7 @@
-"""Python objects as bytes and back: JSON for what it can say, raw buffers for arrays.
+"""Serialization of Python objects: JSON for its types, raw buffers for arrays.
 
-No pickle, whose reader runs what the bytes say. Types are kept: tuples, sets, bytes, complex numbers,
-keys that are no strings, NumPy arrays and scalars, eager tensors.
+Pickle is not used, because unpickling can execute code. Types are preserved: tuples, sets, bytes, complex
+numbers, keys other than strings, NumPy arrays and scalars, eager tensors.
 """
 
 import base64
@@ -16,12 +16,12 @@ from ctl.errors import UsageError
 
 
 def packed_arrays(thing: Any) -> bytes:
-    """Raises UsageError that names the part that cannot be packed."""
+    """Returns the serialized object. Raises UsageError that names the part that cannot be serialized."""
     return json.dumps(_said(thing, "the object"), separators=(",", ":")).encode()
 
 
 def unpacked(data: bytes) -> Any:
-    """What was packed."""
+    """Returns the deserialized object."""
     return _meant(json.loads(data))
 
 

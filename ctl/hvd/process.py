@@ -1,4 +1,4 @@
-"""This process among the ranks: joins them, leaves them, and knows its place."""
+"""Membership of this process in the group of ranks: initialization, shutdown, rank and size."""
 
 import atexit
 import os
@@ -25,14 +25,14 @@ _lock = threading.RLock()
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Meets the other ranks; returns when all are there. Again, it does nothing.
+    """Joins the group of ranks. Returns when all ranks have connected. Further calls are no-ops.
 
     Args:
-      comm: None, or all ranks; a part of them is a process set.
-      process_sets: `ProcessSet`s that exist from the start, equal on all ranks; or "dynamic".
+      comm: None, or all ranks. For a part of them use a process set.
+      process_sets: Initial `ProcessSet`s, equal on all ranks, or "dynamic".
 
-    Raises UsageError for a topology (TF_CONFIG, HOROVOD_*) that cannot be, and
-    HorovodInternalError if some ranks do not come within HOROVOD_START_TIMEOUT seconds.
+    Raises UsageError for an invalid topology (TF_CONFIG, HOROVOD_*), and HorovodInternalError if some
+    ranks do not connect within HOROVOD_START_TIMEOUT seconds.
     """
     global _engine  # noqa: PLW0603  one per process, as ranks are
     with _lock:
@@ -69,7 +69,7 @@ def _join_plane(made: Engine, chosen: Settings) -> None:
 
 
 def _let_idle_threads_sleep(local_size: int) -> None:
-    """Turns off the spinning of TensorFlow's idle threads where ranks have fewer than two cores each.
+    """Disables the spinning of TensorFlow's idle threads if ranks have fewer than two cores each.
 
     The cores that this process may use count as shared with the other ranks of its host. Has no effect
     after the first tensor, or in programs of TensorFlow 1.
@@ -85,19 +85,19 @@ def _let_idle_threads_sleep(local_size: int) -> None:
 
 
 def _begin_to_beat() -> None:
-    """From here on the launcher, if it wants to know, sees whether this process lives."""
+    """Starts the heartbeats, with which the launcher supervises this process."""
     heartbeat.current.start()
     if heartbeat.current.phase == heartbeat.STARTING:
         heartbeat.current.phase = heartbeat.TRAINING
 
 
 def shutdown() -> None:
-    """Leaves the other ranks; a collective that still needs this one is an error there."""
+    """Leaves the group. A pending collective that needs this rank raises an error on the other ranks."""
     _leave(linger=False)
 
 
 def _leave_at_exit() -> None:
-    """Rank 0 answers the others for a while, unless it ends by an exception."""
+    """Leaves the group. Rank 0 answers its peers for a while, unless it ends by an exception."""
     _leave(linger=getattr(sys, "last_value", None) is None)
 
 
@@ -112,7 +112,7 @@ def _leave(*, linger: bool) -> None:
 
 
 def _met(comm: Any, chosen: Settings) -> Engine:
-    """The engine, once all ranks have met; in an elastic job they may have to more than once."""
+    """Returns the engine once all ranks have connected. An elastic job may need several attempts."""
     from ctl.hvd import elastic_line
 
     def met(place: Ranks) -> Engine:
@@ -142,57 +142,57 @@ def _check_comm(comm: Any, size: int) -> None:
 
 
 def engine() -> Engine:
-    """The runtime; raises ValueError before `init()`."""
+    """Returns the runtime. Raises ValueError before `init()`."""
     return process_sets_lib.initialized(_engine)
 
 
 def is_initialized() -> bool:
-    """Whether `init()` was called, and `shutdown()` was not."""
+    """Returns True after `init()` and before `shutdown()`."""
     return _engine is not None
 
 
 def has_peers() -> bool:
-    """Whether this process is one of several ranks now."""
+    """Returns True if this process is one of several ranks now."""
     return _engine is not None and _engine.place.size > 1
 
 
 def rank() -> int:
-    """This process's number among all, from 0."""
+    """Returns the rank of this process, from 0."""
     return engine().place.rank
 
 
 def size() -> int:
-    """How many processes there are."""
+    """Returns the number of processes."""
     return engine().place.size
 
 
 def local_rank() -> int:
-    """This process's number among those of its host: the GPU that is its own."""
+    """Returns the rank of this process on its host, which is also the index of its GPU."""
     return engine().place.local_rank
 
 
 def local_size() -> int:
-    """How many processes this host has."""
+    """Returns the number of processes on this host."""
     return engine().place.local_size
 
 
 def cross_rank() -> int:
-    """The number of this host, among those that have this local rank."""
+    """Returns the index of this host among the hosts that have this local rank."""
     return engine().place.cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts have this local rank."""
+    """Returns the number of hosts that have this local rank."""
     return engine().place.cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have as many processes."""
+    """Returns True if all hosts have the same number of processes."""
     return engine().place.is_homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Writes a Chrome trace of all collectives to a file, on rank 0; the others do nothing."""
+    """Writes a Chrome trace of all collectives to a file on rank 0. A no-op on other ranks."""
     if engine().place.rank == 0:
         engine().timeline.start(file_path, mark_cycles=mark_cycles)
 

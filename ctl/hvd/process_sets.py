@@ -1,4 +1,4 @@
-"""Parts of the ranks that do collectives among themselves."""
+"""Process sets: subsets of the ranks with their own collectives."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -13,17 +13,17 @@ _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
 
 
 class ProcessSet:
-    """Some of the ranks. Known to the runtime after `init` or `add_process_set`.
+    """A subset of the ranks, registered by `init` or `add_process_set`.
 
     Args:
-      ranks_or_comm: the ranks.
+      ranks_or_comm: The ranks.
 
     Attributes:
-      ranks: sorted.
-      process_set_id: its number, None until it is known to the runtime.
+      ranks: The ranks, sorted.
+      process_set_id: Number of the set, None until it is registered.
       mpi_comm: None; there is no MPI here.
 
-    Raises ValueError for what is no list of ranks.
+    Raises ValueError if the argument is not a list of ranks.
     """
 
     mpi_comm = None
@@ -40,22 +40,22 @@ class ProcessSet:
         self.process_set_id: int | None = None
 
     def included(self) -> bool | None:
-        """Whether this process is one of them; None before the set is known."""
+        """Returns True if this process is a member, or None before the set is registered."""
         if self.process_set_id is None or _engine is None:
             return None
         return _engine.place.rank in _ranks(self.process_set_id)
 
     def size(self) -> int | None:
-        """How many they are; None before the set is known."""
+        """Returns the number of members, or None before the set is registered."""
         if self.process_set_id is None or _engine is None:
             return None
         return len(_ranks(self.process_set_id))
 
     def rank(self) -> int | None:
-        """This process's number among them; None before the set is known.
+        """Returns the index of this process in the set, or None before the set is registered.
 
-        Raises ValueError on a rank that is not one of them. `broadcast` and the like are given
-        ranks among *all*.
+        Raises ValueError on a rank that is not a member. `broadcast` and similar functions take ranks
+        among *all*.
         """
         if self.process_set_id is None or _engine is None:
             return None
@@ -65,11 +65,11 @@ class ProcessSet:
         return ranks.index(_engine.place.rank)
 
     def members(self) -> Members:
-        """As `calls.CollectiveGroup` has it."""
+        """Implements `calls.CollectiveGroup`."""
         return Members(initialized(_engine), *ranks_of(self))
 
     def check_known(self) -> None:
-        """As `calls.CollectiveGroup` has it."""
+        """Implements `calls.CollectiveGroup`."""
         if _engine is not None and self.process_set_id not in _known:
             ranks_of(self)
 
@@ -88,7 +88,7 @@ _objects: list[ProcessSet] = []
 
 
 def begin(engine: Engine) -> None:
-    """A group has met."""
+    """Registers the set of all ranks after they have connected."""
     global _engine  # noqa: PLW0603
     _engine = engine
     _known.clear()
@@ -97,12 +97,12 @@ def begin(engine: Engine) -> None:
 
 
 def all_share_memory() -> bool:
-    """Whether tensors go from rank to rank through shared memory only, as long as there is this group."""
+    """Returns True if the current group sends tensors between ranks through shared memory only."""
     return _engine is not None and _engine.all_share_memory and _engine.plane is None
 
 
 def end_process_sets() -> None:
-    """The group was left: no set but the one of all ranks is known any more."""
+    """Removes all registered sets, because this process has left the group."""
     global _engine  # noqa: PLW0603
     _engine = None
     for made in _objects:
@@ -112,7 +112,10 @@ def end_process_sets() -> None:
 
 
 def add_static(process_sets: Any) -> None:
-    """Those given to `init`. UsageError for what is no list of sets, ValueError for equal ones."""
+    """Registers the sets given to `init`.
+
+    Raises UsageError if the argument is not a list of sets, and ValueError for equal sets.
+    """
     if process_sets is None:
         return
     if isinstance(process_sets, str):
@@ -138,7 +141,7 @@ def add_static(process_sets: Any) -> None:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """A further set; all ranks, of it or not, call this with the same ranks.
+    """Registers a further set. All ranks, members or not, call this with the same ranks.
 
     Raises ValueError if there is a set of these ranks already, or without
     HOROVOD_DYNAMIC_PROCESS_SETS=1 (or `init(process_sets="dynamic")`).
@@ -151,7 +154,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Whether it could be removed; all ranks call this. The set of all ranks cannot."""
+    """Removes a set and returns True if that is possible. All ranks call this. The global set remains."""
     number = process_set.process_set_id
     if not number:
         return False
@@ -169,16 +172,16 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """Number -> ranks, of every set that is known."""
+    """Returns number -> ranks of every registered set."""
     initialized(_engine)
     return {number: list(ranks) for number, ranks in _known.items()}
 
 
 def ranks_of(process_set: ProcessSet | None) -> tuple[int, tuple[int, ...]]:
-    """(number, ranks) of a set that this rank may use; None stands for all ranks.
+    """Returns (number, ranks) of a set that this rank may use. None represents all ranks.
 
-    Raises ValueError for one that is not known, and tf.errors.InvalidArgumentError where this rank is
-    not in it.
+    Raises ValueError for a set that is not registered, and tf.errors.InvalidArgumentError if this rank
+    is not a member.
     """
     engine = initialized(_engine)
     number = 0 if process_set is None else process_set.process_set_id
@@ -200,7 +203,7 @@ def _ranks(number: int) -> tuple[int, ...]:
 
 
 def initialized(engine: Engine | None) -> Engine:
-    """The runtime; raises ValueError before `init()`."""
+    """Returns the runtime. Raises ValueError before `init()`."""
     if engine is None:
         raise ValueError("ctl.hvd has not been initialized; call hvd.init() first.")
     return engine

@@ -1,10 +1,9 @@
-"""From gradients of this rank to gradients of all: a few large exchanges, in the order of variables.
+"""Reduction of gradients over ranks, in a few large exchanges in the order of the variables.
 
-Names of the exchanges are positions and not paths of variables, because a rank that made one more
-model than the others numbers its layers differently; errors name the variables nevertheless.
-Gradients of layers that only this rank has ("local" ones) are left out, and divided by the number of
-ranks: the others are averages, and a sum of losses over ranks has a local gradient that is larger by
-that factor.
+Exchanges are named by position and not by the paths of variables, because a rank that has created one more
+model numbers its layers differently. Error messages name the variables nevertheless. Gradients of layers
+that only this rank has ("local" ones) are not exchanged but divided by the number of ranks: the other
+gradients are averages, and a sum of losses over ranks has a local gradient that is larger by that factor.
 """
 
 import itertools
@@ -20,24 +19,24 @@ from ctl.hvd import ops, process
 from ctl.hvd.compression import Compression
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 
-Gradient = Any  # tf.Tensor, tf.IndexedSlices, or None where there is none
+Gradient = Any  # tf.Tensor, tf.IndexedSlices, or None without a gradient
 
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """How an optimizer's or a tape's gradients are exchanged.
+    """Settings for the exchange of the gradients of an optimizer or a tape.
 
     Attributes:
-      name: of the exchanges; the same on all ranks.
-      op: Average or Sum; a tape may also Min, Max, Product.
-      compression: of dense gradients, on their way.
-      sparse_as_dense: IndexedSlices become tensors before.
-      predivide: an average is 1 / predivide before the sum, and predivide / size after it.
-      groups: number of exchanges, or lists of variables that go together; None for as few as
+      name: Prefix of the names of the exchanges, the same on all ranks.
+      op: Average or Sum. A tape may also use Min, Max, Product.
+      compression: Compression of dense gradients.
+      sparse_as_dense: If True, converts IndexedSlices to tensors first.
+      predivide: Scales an average by 1 / predivide before the sum, and by predivide / size after it.
+      groups: Number of exchanges, or lists of variables per exchange. None for as few as
         HOROVOD_FUSION_THRESHOLD bytes per exchange allow.
-      process_set: the ranks that exchange; the others keep what they have.
-      device_dense, device_sparse: where.
-      scales_local: whether gradients of local variables are divided by the number of ranks.
+      process_set: Ranks of the exchange. Other ranks keep their gradients.
+      device_dense, device_sparse: Device names, passed to the collectives.
+      scales_local: If True, divides gradients of local variables by the number of ranks.
     """
 
     name: str
@@ -72,7 +71,7 @@ class Reduction:
         local: Collection[Any] = frozenset(),
         use_generic_names: bool = False,
     ) -> list[Gradient]:
-        """The gradients, exchanged; `local` holds the `key` of variables to leave out."""
+        """Returns the exchanged gradients. `local` holds the `key` of variables to leave out."""
         result = [tf.convert_to_tensor(g) if self._becomes_dense(g) else g for g in gradients]
         if not has_peers_in(self.process_set):
             return result
@@ -90,7 +89,7 @@ class Reduction:
         return result
 
     def __deepcopy__(self, memo: Any) -> "Reduction":
-        return self  # frozen; its process set is the one that the runtime knows
+        return self  # frozen; its process set is the registered object
 
     def _becomes_dense(self, gradient: Gradient) -> bool:
         return self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices)
@@ -133,11 +132,11 @@ class Reduction:
 
 
 class Exchange:
-    """One optimizer's gradients on their way: added up over passes, exchanged, or kept local.
+    """Exchange of one optimizer's gradients, with accumulation over passes and local variables.
 
     Args:
-      reduction: see there.
-      aggregator: adds up several backward passes first; None if there is only one.
+      reduction: Settings of the exchange.
+      aggregator: Accumulates several backward passes first. None if there is only one.
     """
 
     def __init__(self, reduction: Reduction, aggregator: Callable | None = None):
@@ -146,12 +145,12 @@ class Exchange:
         self.local: set[Any] = set()
 
     def keep_local(self, variable: Any) -> None:
-        """Leaves the variable's gradient out of the exchange."""
+        """Excludes the variable's gradient from the exchange."""
         self.local.add(key(variable))
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
-        """What to apply, if it `is_due`."""
+        """Returns the gradients to apply if the aggregator's `is_due` is true."""
 
         def reduce(total: Any) -> Any:
             return self.reduction(total, variables, self.local)
@@ -164,13 +163,13 @@ class Exchange:
 
 
 def key(variable: Any) -> Any:
-    """Equal for equal variables, Keras 3's own or TensorFlow's, and for tensors."""
+    """Returns a key that is equal for equal variables, of Keras 3 or TensorFlow, and for equal tensors."""
     inner = getattr(variable, "value", variable)
     return (variable if callable(inner) else inner).ref()
 
 
 def _path(variable: Any) -> str:
-    """As Keras or TensorFlow calls it; a tensor has no name when executing eagerly."""
+    """Returns the name of a variable in Keras or TensorFlow. An eager tensor has no name."""
     for attribute in ("path", "name"):
         try:
             return str(getattr(variable, attribute))
@@ -180,9 +179,9 @@ def _path(variable: Any) -> str:
 
 
 def has_peers_in(process_set: ProcessSet) -> bool:
-    """Whether this rank exchanges anything in the set; a rank of an elastic job may, at any time.
+    """Returns True if this rank exchanges gradients in the set. A rank of an elastic job always does.
 
-    Raises ValueError before `init()`, and for a set that the runtime does not know.
+    Raises ValueError before `init()`, and for a set that is not registered.
     """
     ranks = process.size()
     if process_set.process_set_id == 0:
@@ -196,7 +195,7 @@ def has_peers_in(process_set: ProcessSet) -> bool:
 
 
 def _fused(gradients: Sequence[Gradient], shared: Sequence[int], most_bytes: int | None) -> list[list[int]]:
-    """Gradients of one type, dense or sparse, together as long as they fit."""
+    """Returns buckets of gradients of one type, dense or sparse, each of at most `most_bytes`."""
     buckets: list[list[int]] = []
     open_: dict[Any, tuple[list[int], int]] = {}
     for i in shared:
@@ -218,7 +217,7 @@ def _bytes(gradient: Gradient) -> int:
 
 
 def _dealt(shared: Sequence[int], count: int) -> list[list[int]]:
-    """In order, over `count` lists that differ by one at most."""
+    """Returns `count` lists in order, with lengths that differ by at most one."""
     each, more = divmod(len(shared), count)
     ends = [n * each + min(n, more) for n in range(count + 1)]
     return [list(shared[a:b]) for a, b in itertools.pairwise(ends) if b > a]
@@ -227,7 +226,7 @@ def _dealt(shared: Sequence[int], count: int) -> list[list[int]]:
 def _grouped(
     groups: Sequence[Sequence[Any]], variables: Sequence[Any], shared: Sequence[int]
 ) -> list[list[int]]:
-    """As the lists of variables say; what is in none of them goes by itself."""
+    """Returns the indices grouped by the lists of variables. Each remaining variable is its own group."""
     place = {key(variables[i]): i for i in shared}
     taken = [[place.pop(key(v)) for v in group if key(v) in place] for group in groups]
     return [group for group in taken if group] + [[i] for i in place.values()]

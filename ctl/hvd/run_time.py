@@ -1,4 +1,4 @@
-"""Ranks and sizes that a graph asks for when it runs: they change while an elastic job goes on."""
+"""Ranks and sizes that a graph evaluates when it runs, because they change during an elastic job."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,32 +10,32 @@ from ctl.hvd.process_sets import ProcessSet, get_process_set_ids_and_ranks, rank
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """`rank()` when the graph runs, `[]` int32."""
+    """Returns `rank()` when the graph runs, `[]` int32."""
     return _at_run_time(process.rank)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """`local_rank()` when the graph runs, `[]` int32."""
+    """Returns `local_rank()` when the graph runs, `[]` int32."""
     return _at_run_time(process.local_rank)
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """`local_size()` when the graph runs, `[]` int32."""
+    """Returns `local_size()` when the graph runs, `[]` int32."""
     return _at_run_time(process.local_size)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The size of a process set when the graph runs, `[]` int32."""
+    """Returns the size of a process set when the graph runs, `[]` int32."""
     return _at_run_time(lambda: len(_ranks_by_number(process_set_id)))
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 if this rank is in a process set when the graph runs, else 0, `[]` int32."""
+    """Returns 1 if this rank is in a process set when the graph runs, else 0, `[]` int32."""
     return _at_run_time(lambda: int(process.rank() in _ranks_by_number(process_set_id)))
 
 
 def index_op(process_set: ProcessSet) -> tf.Tensor:
-    """This rank's number in a process set when the graph runs, `[]` int32."""
+    """Returns the index of this rank in a process set when the graph runs, `[]` int32."""
     return _at_run_time(lambda: ranks_of(process_set)[1].index(process.rank()))
 
 

@@ -1,4 +1,4 @@
-"""Batch normalization by the mean and the variance of all ranks' batches together."""
+"""Batch normalization with the mean and the variance of the batches of all ranks."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from ctl.hvd.reducing import has_peers_in
 
 @tf.keras.utils.register_keras_serializable(package="ctl.hvd")
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
-    """The layer of this name of Keras (`tf.keras`: 3, or tf_keras), in step with the other ranks.
+    """Keras's layer of this name (`tf.keras`: Keras 3 or tf_keras), synchronized between ranks.
 
-    A call with training=True is collective. Every example counts once: batches of ranks may differ
-    in size. Constructed as BatchNormalization is; `fused` is accepted, and may only be False or None.
+    A call with training=True is collective. Every example has equal weight: batches of ranks may differ
+    in size. The arguments are those of BatchNormalization; `fused` may only be False or None.
     """
 
     def __init__(self, fused: bool | None = False, **kwargs: Any):
@@ -33,7 +33,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
             return mean, variance
         mask = kwargs.get("mask", args[-1] if args and tf.is_tensor(args[-1]) else None)
         count = _count(inputs, mask, mean)
-        # one exchange of [1 + 2 * channels], which sums up what every example adds
+        # one exchange of [1 + 2 * channels], the sum of the contributions of every example
         flat = [tf.reshape(part * count, [-1]) for part in (mean, variance + mean * mean)]
         sums = ops.allreduce(
             tf.concat([tf.reshape(count, [1]), *flat], 0),
@@ -48,7 +48,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
 
 
 def _count(inputs: Any, mask: Any, mean: Any) -> tf.Tensor:
-    """Numbers behind one channel's mean, as a scalar of the mean's type."""
+    """Returns the number of values per channel mean, `[]`, in the type of the mean."""
     if mask is None:
         return tf.cast(tf.size(inputs) // tf.size(mean), mean.dtype)
     share = tf.size(inputs) // tf.size(mean) // tf.maximum(tf.size(mask), 1)

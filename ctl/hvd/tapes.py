@@ -1,4 +1,4 @@
-"""`hvd.DistributedGradientTape`: a tape whose gradients are those of all ranks.
+"""Gradient tapes that return the reduced gradients of all ranks: `hvd.DistributedGradientTape`.
 
 with tf.GradientTape() as tape:
     loss = loss_of(model(images), labels)
@@ -20,13 +20,13 @@ _plain = tf.autograph.experimental.do_not_convert
 
 
 class Exchanging:
-    """Goes before a tape's class in a subclass of both."""
+    """A mixin that precedes the class of a tape in a common subclass."""
 
     _hvd_reduction: Reduction
     _hvd_local: set[Any]
 
     def register_local_source(self, source: Any) -> None:
-        """Keeps the gradient of `source` on this rank: a layer that the other ranks do not have."""
+        """Keeps the gradient of `source` on this rank, for a layer that other ranks do not have."""
         self._hvd_local.add(key(source))
 
     @_plain
@@ -38,10 +38,10 @@ class Exchanging:
         use_generic_names: Any = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Gradients of `target` by `sources`, in the structure of `sources`; collective.
+        """Returns the gradients of `target` by `sources`, in the structure of `sources`. Collective.
 
-        `use_generic_names` leaves the tape's own name out of the exchanges' names: for ranks whose
-        programs differ.
+        `use_generic_names` omits the tape's own name from the names of the exchanges, for ranks with
+        different programs.
         """
         found = super().gradient(  # type: ignore[misc]
             target, sources, output_gradients=output_gradients, unconnected_gradients=unconnected_gradients
@@ -54,7 +54,7 @@ class Exchanging:
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: Any = False
     ) -> Any:
-        """([(local source, gradient), ...], [(other source, gradient), ...]); collective."""
+        """Returns ([(local source, gradient), ...], [(other source, gradient), ...]). Collective."""
         found = self.gradient(target, sources, output_gradients, use_generic_names)
         pairs = list(zip(sources, found, strict=True))
         local = [(s, g) for s, g in pairs if key(s) in self._hvd_local]
@@ -74,10 +74,10 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """The tape with another `gradient`; it goes on with what `gradtape` has recorded.
+    """Returns a copy of the tape with a distributed `gradient`. It contains the records of `gradtape`.
 
     Arguments are those of `DistributedOptimizer`; `op` may also be Min, Max or Product. An optimizer
-    that applies these gradients must be an ordinary one.
+    that applies these gradients must not be distributed.
     """
     reduction = Reduction(
         name="DistributedGradientTape",
@@ -110,7 +110,7 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """`DistributedGradientTape` whose `local_layers`, a layer or several, are this rank's own."""
+    """Returns a `DistributedGradientTape` with `local_layers`, one or several, that only this rank has."""
     local = optimizer_variables(local_layers)
     made = DistributedGradientTape(
         gradtape,

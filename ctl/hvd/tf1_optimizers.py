@@ -1,4 +1,4 @@
-"""An optimizer of tf.compat.v1.train, in a graph or eager, whose gradients are exchanged."""
+"""Distributed optimizers of tf.compat.v1.train, in a graph or eager."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from ctl.hvd.reducing import Exchange, Reduction
 
 
 class Tf1Optimizer(tf.compat.v1.train.Optimizer):
-    """Computes as `optimizer` does, exchanges, and applies by it.
+    """A wrapper that computes gradients with `optimizer`, exchanges them, and applies them with it.
 
     Args:
-      optimizer: a tf.compat.v1.train.Optimizer.
-      name: of this one.
-      use_locking: as for any optimizer.
-      options: the reduction, passes per step, and whether their sum becomes their mean.
+      optimizer: A tf.compat.v1.train.Optimizer.
+      name: Name of the wrapper.
+      use_locking: As for any optimizer.
+      options: The reduction, the passes per step, and True to average over the passes.
     """
 
     def __init__(self, optimizer: Any, name: str, use_locking: bool, options: tuple[Reduction, int, bool]):
@@ -35,7 +35,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         self._exchange.keep_local(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Pairs of exchanged gradients and variables; collective when they are evaluated."""
+        """Returns pairs of exchanged gradients and variables. Their evaluation is collective."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = zip(*pairs, strict=True)
         if self._agg_helper is None:
@@ -45,7 +45,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         return list(zip(found, variables, strict=True))
 
     def _in_order(self, gradients: Any, variables: Any) -> Any:
-        """The exchange as one function: only in there do the assignments keep their order."""
+        """Runs the exchange as one function, because only a function preserves the order of assignments."""
         if self._exchange.reduction.sparse_as_dense:
             gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         present = [i for i, g in enumerate(gradients) if g is not None]
@@ -64,7 +64,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         return result
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None) -> Any:
-        """Applies by the wrapped optimizer; `global_step` counts every pass."""
+        """Applies the gradients with the wrapped optimizer. `global_step` counts every pass."""
         pairs = list(grads_and_vars)
 
         def update() -> Any:
@@ -80,13 +80,13 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
             return tf.cond(self._agg_helper.is_due(), update, count)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
+        """Returns a slot of the wrapped optimizer."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
+        """Returns the slot names of the wrapped optimizer."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
+        """Returns the variables of the wrapped optimizer."""
         return self._optimizer.variables(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""An optimizer of tf_keras (Keras 2), legacy or new, that exchanges the gradients that it computes."""
+"""A distributed optimizer of tf_keras (Keras 2), legacy or new, that exchanges its computed gradients."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from ctl.hvd.keras3_optimizers import Distributed
 
 
 class TfKeras(Distributed):
-    """Goes before a tf_keras optimizer's class in a subclass of both.
+    """A mixin that precedes the class of a tf_keras optimizer in a common subclass.
 
-    `minimize` and `model.fit` compute gradients and apply them: the exchange is in the computing.
-    `apply_gradients` exchanges what was computed elsewhere.
+    `minimize` and `model.fit` compute gradients and apply them: the computation contains the exchange.
+    `apply_gradients` exchanges gradients that were computed elsewhere.
     """
 
     _HAS_AGGREGATE_GRAD = True
     iterations: Any
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """Pairs of exchanged gradients and variables; collective."""
+        """Returns pairs of exchanged gradients and variables. Collective."""
         return self._compute_gradients(loss, var_list, None, tape)
 
     @tf.autograph.experimental.do_not_convert
@@ -32,18 +32,18 @@ class TfKeras(Distributed):
         return list(zip(self._allreduce(gradients, variables), variables, strict=True))
 
     def get_gradients(self, loss: Any, params: Any) -> Any:
-        """Exchanged gradients, of an optimizer that has this method; collective."""
+        """Returns exchanged gradients, for an optimizer that has this method. Collective."""
         base: Any = super()
         return self._allreduce(base.get_gradients(loss, params), params)
 
     def _allreduce(self, gradients: Any, variables: Any) -> Any:
         exchanged = self._hvd(gradients, variables)
-        self.__dict__["_hvd_exchanged"] = True  # after it: one that failed is none
+        self.__dict__["_hvd_exchanged"] = True  # after the exchange: a failed one does not count
         return exchanged
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Applies pairs; those that this optimizer has not computed are exchanged first."""
+        """Applies pairs. Exchanges gradients first if this optimizer has not computed them."""
         pairs = list(grads_and_vars)
         if not self.__dict__.pop("_hvd_exchanged", False):
             gradients, variables = zip(*pairs, strict=True)
@@ -60,5 +60,5 @@ class TfKeras(Distributed):
         def count() -> None:
             self.iterations.assign_add(1)
 
-        _ = self.iterations  # made here: no variable can be made in one branch
+        _ = self.iterations  # created here: a variable cannot be created in one branch
         return tf.cond(aggregator.is_due(), update, count)

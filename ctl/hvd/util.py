@@ -1,4 +1,4 @@
-"""Names that scripts written for Horovod import from its module of this name."""
+"""Names that scripts import from Horovod's module of this name."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ def _has_eager() -> bool:
 
 
 def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
-    """Whether TensorFlow sees a GPU."""
+    """Returns True if TensorFlow has a GPU."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether version "2.21.0" is at least `target`. Raises ValueError for what is no text."""
+    """Returns True if version "2.21.0" is at least `target`. Raises ValueError for other types."""
     from packaging.version import parse
 
     if not isinstance(ver, str) or not isinstance(target, str):

@@ -1,4 +1,4 @@
-"""All ranks begin with the variables of one."""
+"""Broadcast of variables from one rank to all ranks."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,10 +18,10 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Gives every rank the values that `variables` have on `root_rank`; all at once.
+    """Assigns the values of `variables` on `root_rank` on every rank, in one exchange.
 
     Takes variables of TensorFlow, Keras 3 and tf_keras. In a graph of `tf.compat.v1`, returns the
-    operation that does it. `inplace` means nothing: values are always assigned.
+    operation that assigns them. `inplace` is ignored: values are always assigned.
     Raises tf.errors.FailedPreconditionError on every rank if the variables of ranks differ in number,
     shape or type.
     """
@@ -42,7 +42,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """As `broadcast_variables`; returns the new values as tensors."""
+    """Broadcasts as `broadcast_variables`, and returns the new values as tensors."""
     chosen = list(variables)
     values = _broadcast(chosen, root_rank, name, process_set) if chosen else []
     assigned = [variable.assign(value) for variable, value in zip(chosen, values, strict=True)]
@@ -53,7 +53,7 @@ def broadcast_(
 
 
 def _operations(assigned: Sequence[Any]) -> list[Any]:
-    """Keras 3 variables return nothing, and a `tf.function` orders their assignments itself."""
+    """Returns the operations. Keras 3 assignments are None, and a `tf.function` orders them."""
     return [done for done in assigned if done is not None]
 
 

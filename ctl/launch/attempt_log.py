@@ -1,4 +1,4 @@
-"""The log of attempts: a line of JSON in `<log_dir>/attempts.jsonl`, added when an attempt ends."""
+"""Log of attempts: a line of JSON in `<log_dir>/attempts.jsonl` per attempt, appended when it ends."""
 
 import json
 from collections.abc import Sequence
@@ -12,14 +12,17 @@ ATTEMPT_LOG = "attempts.jsonl"
 
 @dataclass(kw_only=True)
 class AttemptRecord:
-    """One life of the process group; the line is this as JSON.
+    """Record of one attempt, which is one lifetime of the process group. The log line is its JSON.
 
     Attributes:
-      attempt: 1, 2, ...; started, ended: Unix seconds.
-      workers: chief and workers; hosts: their hosts with -H or a discovery script, else None.
-      step_before, step_after: of the newest checkpoint; None if unknown.
-      failed: the first that failed: {"task", "job", "exit_code", "signal"}, or None.
-      reason: of the end; detected_secs: how long a hang had lasted when it was seen.
+      attempt: 1, 2, ...
+      started, ended: Unix time (seconds).
+      workers: Number of workers, including the chief.
+      hosts: Their hosts with -H or a discovery script, else None.
+      step_before, step_after: Step of the newest checkpoint, None if unknown.
+      failed: The first failed process: {"task", "job", "exit_code", "signal"}, or None.
+      reason: Reason of the end.
+      detected_secs: Duration of a hang when it was detected (seconds).
       next: "restart in 2 s", "done", "no restart: ...".
     """
 
@@ -36,7 +39,7 @@ class AttemptRecord:
     next: str = "done"
 
     def append_to(self, log_dir: Path) -> None:
-        """Appends the line; a write error is reported and ignored."""
+        """Appends the line. A write error is reported and ignored."""
         try:
             with open(log_dir / ATTEMPT_LOG, "a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(self)) + "\n")

@@ -1,4 +1,4 @@
-"""Heartbeat files of the processes of a job, kept where a full disk does not matter.
+"""Heartbeat files of the processes of a job, stored independently of a full disk.
 
     store = BeatStore(directory)
     path = store.path("job_0.log")            # the process writes there
@@ -6,8 +6,8 @@
 
 A process of this machine gets a file in memory (memfd), which it opens through /proc. It needs no disk, and
 a deleted directory does not affect it. A process of another machine writes `directory/job_0.TOKEN-1.json`,
-with a token of the launcher and the number of the attempt: a process on a host that is cut off goes on
-writing while its successor runs.
+with a token of the launcher and the number of the attempt, because a process on a host without a network
+connection continues to write while its successor runs.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ class BeatStore:
     """The heartbeat files of one job, by the name of the log of each process."""
 
     def __init__(self, directory: Path | None):
-        """Stores the directory; None if no other machine can see one."""
+        """Stores the directory; None if no other machine can access one."""
         self._directory = directory
         self._temporary: Path | None = None
         self._token = secrets.token_hex(4)
         self._attempt = 0
-        self._descriptors: dict[str, int] = {}  # of files in memory
-        self._paths: dict[str, Path] = {}  # of the remaining files
+        self._descriptors: dict[str, int] = {}  # files in memory
+        self._paths: dict[str, Path] = {}  # other files
 
     def begin_attempt(self) -> None:
-        """Gives the files of other machines new paths."""
+        """Assigns new paths to the files of other machines."""
         self._attempt += 1
         for path in self._paths.values():
             with contextlib.suppress(OSError):
@@ -43,7 +43,7 @@ class BeatStore:
         self._paths.clear()
 
     def path(self, name: str, *, is_remote: bool = False) -> Path:
-        """Returns the path that the process writes to; creates the file in memory of a local process."""
+        """Returns the path that the process writes to. Creates the file in memory of a local process."""
         if name not in self._descriptors and name not in self._paths:
             descriptor = None if is_remote else _memory_file(name)
             if descriptor is None:
@@ -55,7 +55,7 @@ class BeatStore:
         return self._paths[name]
 
     def read(self, name: str) -> bytes:
-        """Returns the content; empty if there is none or it cannot be read."""
+        """Returns the content, empty if there is none or it cannot be read."""
         with contextlib.suppress(OSError):
             if name in self._descriptors:
                 return os.pread(self._descriptors[name], _MAX_BYTES, 0)
@@ -72,7 +72,7 @@ class BeatStore:
                 self._paths[name].unlink(missing_ok=True)
 
     def release(self, name: str) -> None:
-        """Forgets a file."""
+        """Closes a file and removes it from the store."""
         self._paths.pop(name, None)
         if name in self._descriptors:
             os.close(self._descriptors.pop(name))
@@ -99,7 +99,7 @@ class BeatStore:
 
 
 def _memory_file(name: str) -> int | None:
-    """Returns the descriptor of a file in memory that other processes can open; None where that fails."""
+    """Returns the descriptor of a file in memory that other processes can open, or None if that fails."""
     if not hasattr(os, "memfd_create"):
         return None
     with contextlib.suppress(OSError):

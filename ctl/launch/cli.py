@@ -1,4 +1,4 @@
-"""The `ctl launch` command: reads the command line, checks it, and hands the job to the supervisor."""
+"""The `ctl launch` command: parses and checks the command line, and passes the job to the supervisor."""
 
 import argparse
 import os
@@ -32,11 +32,11 @@ LAUNCH_EXAMPLE = "ctl launch --workers=2 -- python -m models.mnist --model_dir=/
 _PROGRAM_CURE = (
     "expected a program on PATH or the path of an executable file. A script runs with `-- python script.py`"
 )
-_MAX_MESSAGE = 300  # characters of a message that repeats what came
+_MAX_MESSAGE = 300  # length limit of an error message that repeats arguments (characters)
 
 
 def _converter(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The converter with argparse's error."""
+    """Returns the converter with argparse's error type."""
 
     def wrapped(text: str) -> Any:
         try:
@@ -117,9 +117,9 @@ _OPTIONS: dict[str, list[_Option]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `ctl launch` with the words after "launch" and returns its exit code.
+    """Runs `ctl launch` with the arguments after "launch" and returns its exit code.
 
-    What cannot be used is one sentence on stderr and exit code 2.
+    A usage error prints one sentence to stderr and returns exit code 2.
     """
     try:
         options, command = parse_launch(list(argv))
@@ -145,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse_launch(argv: list[str]) -> tuple[argparse.Namespace | None, list[str]]:
-    """The options and the command; no options after --help, which is printed."""
+    """Returns the options and the command. For --help prints the help and returns (None, [])."""
     split = argv.index("--") if "--" in argv else len(argv)
     options, command = argv[:split], argv[split + 1 :]
     parser = _launch_parser()
@@ -215,7 +215,7 @@ def _settings(options: argparse.Namespace, command: list[str]) -> JobSettings:
 
 
 def allocation_of(options: argparse.Namespace) -> Allocation:
-    """Where the workers go; UsageError for options that exclude each other."""
+    """Returns the allocation of the workers. Raises UsageError for options that exclude each other."""
     if options.host is not None:
         _check_host(options.host)
     if options.host_discovery is None:
@@ -277,7 +277,7 @@ def _check_host(host: str) -> None:
 
 
 def _claim_model_dir(command: list[str]) -> None:
-    """Raises UsageError while another job trains in the command's model_dir: its logs are there, too."""
+    """Raises UsageError while another job trains in the command's model_dir, which also has its logs."""
     model_dir = local_model_dir(command)
     trains = flag_value("mode", command) not in ("eval", "export", "predict")
     if model_dir is not None and trains:
@@ -285,7 +285,7 @@ def _claim_model_dir(command: list[str]) -> None:
 
 
 def log_dir_of(option: str | None, command: list[str]) -> Path:
-    """The directory of the logs, created if need be; UsageError when it cannot be written."""
+    """Returns the directory of the logs, created if necessary. Raises UsageError if it is not writable."""
     model_dir = local_model_dir(command)
     if option:
         log_dir = Path(option)

@@ -1,4 +1,4 @@
-"""Options from a YAML file, in horovodrun's layout; options of the command line win.
+"""Options from a YAML file in horovodrun's layout. Options of the command line have priority.
 
 params:
   fusion_threshold_mb: 32
@@ -33,10 +33,12 @@ _SECTIONS = {  # section -> prefix of its options, names in it
 def add_config_file(
     options: dict[str, Any], path: str, load: Callable[[str], object] | None = None
 ) -> None:
-    """Adds what the file sets and the command line does not; UsageError for what cannot be used.
+    """Adds the options of the file that the command line does not set. Raises UsageError.
 
     Args:
-      load: turns the text into dicts; by default PyYAML does.
+      options: Key -> value, None for an option that is not set. Modified in place.
+      path: Path of the file.
+      load: Parses the text into dicts. Default: PyYAML.
     """
     content = _content(path, load or _yaml())
     controller = content.pop("controller", None)

@@ -1,12 +1,12 @@
-"""Host discovery: runs a program that prints a line for each host there is now.
+"""Host discovery with a program that prints a line for each available host.
 
     found = run_discovery("./hosts.sh")
-    found.hosts        -> [Host("host1", 2)], or [] and `found.problem` says why
-    poller = HostPoller("./hosts.sh")           # the same again and again, in a thread
+    found.hosts        -> [Host("host1", 2)], or [] with the reason in `found.problem`
+    poller = HostPoller("./hosts.sh")           # runs it repeatedly in a thread
     poller.newest()    -> a Discovery that was not returned before, or None
 
-The program runs without a shell and without arguments. One that fails, hangs or prints nonsense is a
-`problem`, never an exception: the next run may succeed.
+The program runs without a shell and without arguments. If it fails, hangs or prints invalid output, the
+result has a `problem` and no exception is raised, because the next run may succeed.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ _MAX_OUTPUT_BYTES = 65536
 
 @dataclass(frozen=True)
 class Discovery:
-    """The hosts that were printed, or why there are none.
+    """The printed hosts, or the reason for an empty list.
 
-    `is_broken`: the program itself failed, so nobody knows whether there are any.
+    `is_broken`: The program itself failed, so the list of hosts is unknown.
     """
 
     hosts: Sequence[Host] = field(default_factory=list)
@@ -44,15 +44,15 @@ class Discovery:
 
     @property
     def slots(self) -> int:
-        """How many workers they take."""
+        """Number of workers for these hosts."""
         return sum(host.slots for host in self.hosts)
 
 
 class HostPoller:
-    """Runs the program in a thread; the kernel ends the program with that thread."""
+    """A thread that runs the program repeatedly. The kernel ends the program with that thread."""
 
     def __init__(self, script: str, slots: int = 1):
-        self.hosts: Sequence[Host] = ()  # known in advance
+        self.hosts: Sequence[Host] = ()  # hosts that are available before the first run
         self._script = script
         self._slots = slots
         self._found: queue.SimpleQueue[Discovery] = queue.SimpleQueue()
@@ -61,7 +61,7 @@ class HostPoller:
         self._thread.start()
 
     def newest(self) -> Discovery | None:
-        """The newest result, once."""
+        """Returns the newest result once, else None."""
         found = None
         while not self._found.empty():
             found = self._found.get()
@@ -80,26 +80,26 @@ class HostPoller:
 
 
 class FixedHosts:
-    """The same methods for hosts that never change."""
+    """A host source with the interface of `HostPoller` for a constant list of hosts."""
 
     def __init__(self, hosts: Sequence[Host]):
         self.hosts = hosts
         self._found: Discovery | None = Discovery(hosts)
 
     def newest(self) -> Discovery | None:
-        """The hosts, the first time."""
+        """Returns the hosts on the first call, else None."""
         found, self._found = self._found, None
         return found
 
     def stop(self) -> None:
-        """Nothing to end."""
+        """Has no effect: no program runs."""
 
 
 HostSource = HostPoller | FixedHosts
 
 
 def find_script(script: str, option: str) -> str:
-    """The path of the program of an option; UsageError if it cannot be run."""
+    """Returns the path of the program of an option. Raises UsageError if it cannot be executed."""
     path = shutil.which(script)
     if path is None:
         raise UsageError(
@@ -115,10 +115,13 @@ def run_discovery(
     interrupted: Callable[[], bool] = lambda: False,
     slots: int = 1,
 ) -> Discovery:
-    """Runs the program once; it is killed after `timeout_secs` or when `interrupted`.
+    """Runs the program once. It is killed after `timeout_secs` or if `interrupted()`.
 
     Args:
-      slots: of a host that is printed without a number.
+      script: Path of the program.
+      timeout_secs: Timeout (seconds).
+      interrupted: Polled while the program runs.
+      slots: Slots of a host that is printed without a number.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
@@ -145,7 +148,7 @@ def run_discovery(
 
 
 def parse_discovery(script: str, returncode: int, out: str, err: str, slots: int = 1) -> Discovery:
-    """The hosts that the program printed, or what was wrong with its run."""
+    """Returns the hosts that the program printed, or a description of the error."""
     last = next((line.strip()[:200] for line in reversed(err.splitlines()) if line.strip()), "")
     if returncode:
         reason = f"exit code {returncode}" if returncode > 0 else f"signal {-returncode}"

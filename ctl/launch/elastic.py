@@ -1,9 +1,9 @@
-"""Elastic jobs, whose processes may come and go: `ctl.launch.membership` decides, this carries it out.
+"""Elastic jobs, which add and remove processes by decisions of `ctl.launch.membership`.
 
     exit_code = ElasticJob(job, limits, HostHealth(), HostPoller(script)).run()
 
-A process that dies is replaced while the others go on without it; new hosts get processes, and those of
-hosts that are not named any more leave.
+A process that dies is replaced while the remaining processes continue without it. New hosts get processes.
+Processes on hosts that are no longer listed leave.
 """
 
 import math
@@ -29,14 +29,14 @@ from ctl.launch.worker_channels import WorkerChannels
 
 _STEP_SECS = 0.05
 _REPEAT_SECS = 1.0  # between two messages about the same change
-_LEAVE_SECS = 60.0  # for members without a slot, to leave by themselves
+_LEAVE_SECS = 60.0  # for members without a slot, to leave voluntarily
 
 
 class ElasticJob:
     """One elastic job, from its first process to its last.
 
     Attributes:
-      done: (rank, number) of the processes that were done, in the order of their ends.
+      done: (rank, number) of the successful processes, in the order of their ends.
     """
 
     def __init__(
@@ -49,10 +49,15 @@ class ElasticJob:
         nics: str | None = None,
         listens_at: str = "0.0.0.0",
     ):
-        """Begins to listen.
+        """Starts to listen.
 
         Args:
-          nics: network interfaces, names with commas; listens_at: an address of this machine.
+          job: Command and environment of the processes.
+          limits: Limits of the number of processes.
+          hosts: Hosts and their failures.
+          source: Source of host lists.
+          nics: Names of network interfaces, separated by commas.
+          listens_at: An address of this machine.
         """
         self.done: list[tuple[int, int]] = []
         self._job = job
@@ -63,14 +68,14 @@ class ElasticJob:
         self._channels = WorkerChannels(job.private["CTL_HVD_SECRET"], listens_at)
         self._heartbeats = job.heartbeats()
         self._change_sent_secs = -math.inf
-        self._leave_secs: dict[int, float] = {}  # worker -> when it has to be gone
+        self._leave_secs: dict[int, float] = {}  # worker -> deadline for its end
         self._first_cause: ProcessExit | None = None
-        self._newest_outage: ProcessExit | None = None  # of a host, which is tried again
-        self._late_failure: ProcessExit | None = None  # after another was done
+        self._newest_outage: ProcessExit | None = None  # of a host, which is retried
+        self._late_failure: ProcessExit | None = None  # after the first successful end
         self._problem = ""
 
     def run(self) -> int:
-        """Runs until the job is done or cannot continue; returns its exit code."""
+        """Runs until the job is complete or cannot continue. Returns its exit code."""
         with PassedOnSignals() as signals:
             self._group = self._job.process_group()
             self._job.output.start()
@@ -140,7 +145,7 @@ class ElasticJob:
                 report(f"{found.problem}; the hosts known so far stay")
         elif self._hosts.update(found.hosts):
             report(f"hosts: {format_hosts(self._hosts.hosts)}")
-            if self._membership.free_slots():  # members go on until processes wait in the new slots
+            if self._membership.free_slots():  # members continue until processes wait in the new slots
                 self._send_to_members({"notice": ADDED, "time": time.time()})
         self._problem = found.problem
 
@@ -160,7 +165,7 @@ class ElasticJob:
             self._membership.joined(number, None)
 
     def _form_again(self, number: int, group: int, why: str) -> None:
-        """Dissolves a group in which a process cannot reach the others; they form the next one."""
+        """Dissolves a group in which a process cannot connect to its peers. They form the next group."""
         worker = self._membership.unmet(number, group)
         if worker is None:
             return
@@ -213,7 +218,7 @@ class ElasticJob:
             self._send_to_members({"lost": worker.rank})  # they may wait for it in vain
 
     def _note_failure(self, host: str, end: ProcessExit) -> str:
-        """Returns a clause on when the host is used again. An error of ssh is none of the program."""
+        """Returns a clause with the next use of the host. An error of ssh is not one of the program."""
         if end.loss == OUTSIDE:
             return self._hosts.unreachable(host)
         return self._hosts.exclude(host) if end.loss == REFUSED else self._hosts.failed(host)
@@ -253,7 +258,7 @@ class ElasticJob:
         report(f"group {group.number}: {len(listed)} ranks, by rank the processes {numbers}")
 
     def _dismiss(self) -> None:
-        """Asks workers without a slot to leave, and kills those that do not in time."""
+        """Requests workers without a slot to leave, and kills those that do not leave in time."""
         now = time.monotonic()
         unwanted = self._membership.unwanted()
         for worker in unwanted:
@@ -266,14 +271,14 @@ class ElasticJob:
                 self._group.send(_task(worker.number), signal.SIGTERM)
         for number, until_secs in list(self._leave_secs.items()):
             worker = self._membership.workers[number]
-            if not worker.is_dismissed and worker not in unwanted:  # its host is back
+            if not worker.is_dismissed and worker not in unwanted:  # its host is available again
                 del self._leave_secs[number]
             elif now >= until_secs:
                 self._membership.dismiss(number)
                 self._kill(number)
 
     def _send_change(self) -> None:
-        """Repeats to the working group that workers wait or have to leave, until the next group forms."""
+        """Repeats the notification of waiting or unwanted workers until the next group forms."""
         now = time.monotonic()
         change = self._membership.change() if now >= self._change_sent_secs + _REPEAT_SECS else 0
         if change:
@@ -312,7 +317,7 @@ def _task(number: int) -> Topology:
 
 
 def _planned(slots: Sequence[Slot], own: Slot) -> Ranks:
-    """The place that a process will have if all others come as planned."""
+    """Returns the expected ranks of a process if all other processes start as planned."""
     slots = [*slots, *([] if own in slots else [own])]
     place = ranks.among([f"{slot.host}:{slot.index}" for slot in slots], slots.index(own))
     return replace(place, local_rank=own.index)

@@ -32,18 +32,19 @@ _INTERVAL_SECS = 0.5  # between two checks: many files take time
 _SUSPECT_SECS = 2.0  # of silence, after which processor time is measured
 _SILENT_SECS = 5.0  # after which a process that saves or ends counts as dead
 _TRAINED_PHASES = ("compiling", "training", "evaluating", "saving", "ended")
-_LEAST_IDLE_SECS = 1.5  # of measured processor time, whatever the timeout
+_LEAST_IDLE_SECS = 1.5  # minimum duration of the measured idle time, for any timeout
 _ENDED_SECS = 300.0  # for a process in phase "ended", to end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """After how many seconds a process counts as hung; 0 is never.
+    """Durations after which a process counts as hung (seconds). 0 disables a timeout.
 
     Attributes:
-      heartbeat: without any change; hang: without a new step while training; startup: from the start
-        of the attempt to the first sign of life, if others have one; with `hang` also for what comes
-        before the first step.
+      heartbeat: Without any change.
+      hang: Without a new step while training.
+      startup: From the start of the attempt to the first heartbeat, if other processes have sent one. If
+        `hang` is set, also the limit for the phases before the first step.
     """
 
     heartbeat: float = 60.0
@@ -53,7 +54,7 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Hang:
-    """A process that counts as hung: `why` continues a sentence that begins with its name."""
+    """A process that counts as hung. `why` continues a sentence that begins with its name."""
 
     task: Topology
     why: str
@@ -78,7 +79,7 @@ class _LastBeat:
 
 
 def heartbeat_dir(log_dir: Path) -> Path | None:
-    """Beside the logs; None, for a directory of this machine, if those are in an object store."""
+    """Returns the directory beside the logs, or None (a local directory) if they are in an object store."""
     return log_dir.absolute() / "heartbeat" if paths.has_rename(log_dir) else None
 
 
@@ -86,7 +87,7 @@ class HeartbeatMonitor:
     """The heartbeats of one job.
 
     Attributes:
-      highest_step: that any process reported, in any attempt; None without.
+      highest_step: Highest step that any process has reported in any attempt, or None.
     """
 
     def __init__(
@@ -100,10 +101,11 @@ class HeartbeatMonitor:
         """Stores the settings.
 
         Args:
-          directory: Directory of the heartbeats of other machines, if they can see it.
+          directory: Directory of the heartbeats of other machines, if they can access it.
+          timeouts: Timeouts of the job.
+          ranks_only: True for `ctlrun`. Its ranks do not count steps and begin to beat in `hvd.init()`, so
+            an idle one is not hung unless it is stopped.
           clock: Seconds. Defaults to a clock that pauses while the launcher does not run.
-          ranks_only: `ctlrun`'s ranks count no steps and begin to beat in `hvd.init()`, so an idle one
-            is not hung unless it is stopped.
         """
         self.highest_step: int | None = None
         self._store = BeatStore(directory)
@@ -149,7 +151,7 @@ class HeartbeatMonitor:
         self._store.release(log_name(task))
 
     def find_hang(self, group: ProcessGroup) -> Hang | None:
-        """The same as `check` for a group, twice a second at most."""
+        """Calls `check` for a group, at most twice a second."""
         if self._clock() - self._checked_secs < _INTERVAL_SECS:
             return None
         return self.check(group.running, group.stopped, group.remote, group.cpu_ticks)
@@ -161,10 +163,12 @@ class HeartbeatMonitor:
         remote: Iterable[Topology] = (),
         cpu_ticks: Callable[[], Mapping[str, int]] = dict,
     ) -> Hang | None:
-        """Reads the files; returns the first process that is hung, if any.
+        """Reads the files. Returns the first hung process, if any.
 
         Args:
-          stopped: those that the kernel calls stopped; remote: those whose files may not be visible.
+          running: Processes to check.
+          stopped: Processes in the kernel's state "stopped".
+          remote: Processes with files that may not be visible.
           cpu_ticks: Returns the processor time of each process tree of this machine by the name of its
             log. Called only while a process is suspect.
         """
@@ -211,11 +215,11 @@ class HeartbeatMonitor:
             self.highest_step = max(seen.step, self.highest_step or 0)
 
     def is_saving(self, tasks: Iterable[Topology]) -> bool:
-        """True while one of them is in the middle of a save and alive; reads their files."""
+        """Returns True while one of the tasks is saving and alive. Reads their files."""
         return self._is_any_in(tasks, "saving")
 
     def is_ending(self, tasks: Iterable[Topology]) -> bool:
-        """True while one of them saves or has left its training, and is alive; reads their files."""
+        """Returns True while one of them saves or has left its training, and is alive. Reads files."""
         return self._is_any_in(tasks, "saving", "ended")
 
     def _is_any_in(self, tasks: Iterable[Topology], *phases: str) -> bool:
@@ -227,7 +231,7 @@ class HeartbeatMonitor:
         return False
 
     def has_trained(self, task: Topology) -> bool:
-        """Whether the process had begun to train in this attempt."""
+        """Returns True if the process had begun to train in this attempt."""
         seen = self._seen.get(log_name(task))
         return seen is not None and seen.phase in _TRAINED_PHASES
 
@@ -267,7 +271,7 @@ class HeartbeatMonitor:
         return Hang(task, reason, unchanged_secs)
 
     def _patience(self, seen: _LastBeat, now_secs: float, is_stopped: bool) -> float:
-        """Seconds of silence. TensorFlow may stop every thread of Python while it connects to peers."""
+        """Returns the silence limit (seconds). TensorFlow may block all threads while it connects."""
         limits = self._timeouts
         starting = now_secs - self._started_secs < limits.startup or not limits.startup
         if seen.phase == "connecting" and starting and not is_stopped:

@@ -1,4 +1,4 @@
-"""The `ctlrun` command: reads the command line, checks it, and runs the job."""
+"""The `ctlrun` command: parses and checks the command line, and runs the job."""
 
 import importlib.metadata
 import os
@@ -40,9 +40,9 @@ _FRAMEWORKS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `ctlrun` with these words, by default those of the command line; returns its exit code.
+    """Runs `ctlrun` with these arguments, by default those of the process. Returns its exit code.
 
-    What cannot be used is one sentence on stderr and exit code 2.
+    A usage error prints one sentence to stderr and returns exit code 2.
     """
     try:
         options, command = parse_ctlrun(list(sys.argv[1:] if argv is None else argv))
@@ -74,7 +74,7 @@ def main_perseusrun() -> int:
 def rank_job(
     options: Options, command: Sequence[str], count: int, environ: Mapping[str, str] = NO_VARIABLES
 ) -> RankJob:
-    """The job of these options; `count` processes at most, 0 if unknown."""
+    """Returns the job of these options. `count` is the maximum number of processes, 0 if unknown."""
     timeout_secs = options["heartbeat_timeout_secs"]
     as_horovod = horovod_environ() if options["as_horovod"] else {}
     return RankJob(
@@ -92,7 +92,7 @@ def rank_job(
 
 
 def hosts_of(options: Options) -> list[Host] | None:
-    """The hosts of -H or --hostfile, None without either."""
+    """Returns the hosts of -H or --hostfile, None without either."""
     if options["hosts"] and options["hostfile"]:
         raise UsageError("-H came with --hostfile; both name the hosts, so leave one out")
     if options["hosts"]:
@@ -101,7 +101,7 @@ def hosts_of(options: Options) -> list[Host] | None:
 
 
 def check_options(options: Options, command: Sequence[str]) -> None:
-    """Raises UsageError for what is not supported; reports options that are ignored."""
+    """Raises UsageError for unsupported options. Reports options that are ignored."""
     for key, name in (("use_mpi", "--mpi"), ("use_jsrun", "--jsrun")):
         if options[key]:
             raise UsageError(f"{name} came; {NO_MPI}")
@@ -123,7 +123,7 @@ def check_options(options: Options, command: Sequence[str]) -> None:
 
 
 def refuse_remote(hosts: Iterable[str]) -> None:
-    """Raises UsageError for hosts of a function's job: another machine does not see its files."""
+    """Raises UsageError for hosts of a function's job, because other machines cannot access its files."""
     for name in hosts:
         raise UsageError(
             f"{name} is another machine; a function runs on this one only. Write a script, and start it "
@@ -132,7 +132,7 @@ def refuse_remote(hosts: Iterable[str]) -> None:
 
 
 def wants_elastic(options: Options) -> bool:
-    """True for a job whose processes may come and go; UsageError for options that need it."""
+    """Returns True for an elastic job. Raises UsageError for options that require one."""
     if options["host_discovery_script"] or options["min_num_proc"]:
         return True
     names = {
@@ -151,10 +151,12 @@ def wants_elastic(options: Options) -> bool:
 
 
 def elastic_job(options: Options, job: RankJob, *, local_only: bool = False) -> ElasticJob:
-    """An elastic job. Raises UsageError for numbers that exclude each other.
+    """Returns an elastic job. Raises UsageError for numbers that exclude each other.
 
     Args:
-      local_only: on this machine, whatever a script may name.
+      options: Options of `ctlrun`.
+      job: Command and environment of the processes.
+      local_only: If True, other machines are not allowed.
     """
     limits, cooldown = elastic_limits(options), options["cooldown"]
     if cooldown and cooldown[0] > cooldown[1]:
@@ -178,7 +180,7 @@ def elastic_job(options: Options, job: RankJob, *, local_only: bool = False) -> 
 
 
 def elastic_limits(options: Options) -> Limits:
-    """How many processes; -np is at least --min-np and at most --max-np."""
+    """Returns the limits of the number of processes, with --min-np <= -np <= --max-np."""
     first, most = options["num_proc"], options["max_num_proc"]
     least = options["min_num_proc"] or first
     if least is None:
@@ -218,7 +220,7 @@ def _host_source(options: Options, limits: Limits) -> HostSource:
 
 
 def _information(options: Options) -> str:
-    """What is printed instead of running anything; "" if nothing is."""
+    """Returns the text of options that only print information, else ""."""
     if options["help"]:
         return ctlrun_help()
     if options["version"]:
@@ -227,7 +229,7 @@ def _information(options: Options) -> str:
 
 
 def _build_table() -> str:
-    """The table of --check-build, in horovodrun's layout; TensorFlow is not imported."""
+    """Returns the table of --check-build in horovodrun's layout. Does not import TensorFlow."""
     lines = [f"ctl v{__version__}:", "", "Available Frameworks:"]
     for name, packages in _FRAMEWORKS:
         version = package_version(packages)
@@ -239,7 +241,7 @@ def _build_table() -> str:
 
 
 def package_version(names: Iterable[str]) -> str:
-    """Of the first package of these that is installed; "" without any."""
+    """Returns the version of the first installed package, or "" if none is installed."""
     for name in names:
         try:
             return importlib.metadata.version(name)

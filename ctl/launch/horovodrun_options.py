@@ -1,10 +1,11 @@
-"""The options of `ctlrun`: those of horovodrun, under the same names, and two of ours.
+"""Options of `ctlrun`: the options of horovodrun under the same names, and additional ones.
 
     options, command = parse_ctlrun(["-np", "2", "python", "train.py", "--verbose"])
     options["num_proc"], options["verbose"]      -> 2, None
 
-Options end at the first word that is none: the command has its own. Options that mean nothing here are
-accepted, so that a command line of horovodrun runs unchanged, and named once on stderr.
+Options end at the first argument that is not an option, because the command has its own options.
+Options without an effect are accepted, so a command line of horovodrun runs unchanged. They are named once
+on stderr.
 """
 
 import difflib
@@ -21,7 +22,7 @@ from ctl.launch.option_values import Convert, number_in, one_of, text, whole_num
 CTLRUN_EXAMPLE = "ctlrun -np 2 -H localhost:2 python train.py"
 _number = number_in(lambda value: 0 <= value < 1e9, "a number from 0")
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
-Options = Mapping[str, Any]  # key -> value, None where none was given
+Options = Mapping[str, Any]  # key -> value, None if not set
 _HELP = "see `ctlrun --help`"
 _TITLES = {"accepted": "accepted, nothing to do", "meaningless": "accepted; they change nothing here"}
 report = functools.partial(console.print_message, program="ctlrun")  # one line on stderr
@@ -32,10 +33,13 @@ class Flag:
     """One option.
 
     Attributes:
-      names: as it is written, "-np --num-proc"; key: of its value in `Options`.
-      takes: converts each word that follows; None for a switch, which sets `sets`.
-      metavar: of what follows, one word for each.
-      adds: given again it adds to what came before.
+      names: Spellings on the command line, such as "-np --num-proc".
+      key: Key of its value in `Options`.
+      about: Help text.
+      takes: Converter of each following argument. None for a switch.
+      metavar: Names of the following arguments.
+      sets: Value that a switch sets.
+      adds: If True, a repeated option is appended to the previous value.
     """
 
     names: str
@@ -148,16 +152,16 @@ OPTION_GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
 }  # fmt: skip
 FLAGS = {name: flag for group in OPTION_GROUPS.values() for flag in group for name in flag.names.split()}
-_SHORT = tuple(name for name in FLAGS if len(name) == 2)  # as in -p2222
+_SHORT = tuple(name for name in FLAGS if len(name) == 2)  # the value may follow directly, as in -p2222
 
 
 def no_options() -> dict[str, Any]:
-    """The options of a command line without any."""
+    """Returns the options of an empty command line."""
     return dict.fromkeys(flag.key for flag in FLAGS.values())
 
 
 def parse_ctlrun(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The options and the words of the command. Raises UsageError that names the word."""
+    """Returns the options and the command. Raises UsageError that names the invalid argument."""
     options, words = no_options(), list(argv)
     while words and words[0].startswith("-"):
         word = words.pop(0)
@@ -175,7 +179,7 @@ def parse_ctlrun(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def put_option(options: dict[str, Any], flag: Flag, name: str, values: list[Any]) -> None:
-    """Sets an option; UsageError for a value that it does not take."""
+    """Sets an option. Raises UsageError for an invalid value."""
     if flag.takes is None:
         options[flag.key] = flag.sets
         return
@@ -190,13 +194,13 @@ def put_option(options: dict[str, Any], flag: Flag, name: str, values: list[Any]
 
 
 def meaningless(options: Options) -> list[str]:
-    """The options that were given and have no meaning here, by their first names."""
+    """Returns the first names of the given options that have no effect."""
     firsts = {f.key: f.names.split()[0] for f in reversed(OPTION_GROUPS["meaningless"])}
     return [name for key, name in firsts.items() if options[key] is not None][::-1]
 
 
 def ctlrun_help() -> str:
-    """The text of --help."""
+    """Returns the text of --help."""
     lines = ["usage: ctlrun [options] command [its options]", ""]
     lines += ["Runs a command once per rank, for scripts with `import ctl.hvd as hvd`.", ""]
     for title, group in OPTION_GROUPS.items():
@@ -212,7 +216,7 @@ def ctlrun_help() -> str:
 
 
 def _match(word: str) -> tuple[Flag, str, list[str]]:
-    """The option that a word names, and the value in the same word, as in --num-proc=2 or -p2222."""
+    """Returns the option and the value in one argument, as in --num-proc=2 or -p2222."""
     name, equals, value = word.partition("=")
     if name in FLAGS:
         return FLAGS[name], name, [value] if equals else []
@@ -228,5 +232,5 @@ def _match(word: str) -> tuple[Flag, str, list[str]]:
 
 
 def _looks_long(word: str) -> bool:
-    """True for a mistyped -hostfil or -prefix-stamp, rather than -p with a value."""
+    """Returns True for a misspelt -hostfil or -prefix-stamp, False for -p with a value."""
     return not (word.startswith("-p") and word[2:].isdigit()) and not word.startswith(("-H", "-i"))

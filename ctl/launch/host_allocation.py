@@ -1,4 +1,4 @@
-"""Host allocation: how many processes of each kind run, on which hosts and at which addresses.
+"""Host allocation: number of processes per role, their hosts and their addresses.
 
     allocation = LocalAllocation(RoleCounts(workers=2), host="127.0.0.1")
     allocation = HostAllocation([Host("host1", 2), Host("host2", 2)], port=2222)
@@ -6,8 +6,8 @@
     allocation.places()       -> Places(tasks, remote={"host2:2222": "host2", ...})
     allocate_ranks([Host("host1", 2), Host("host2", 2)], 3)      # ctlrun: host1, host1, host2
 
-Hosts take workers in their order, each is filled before the next. `places(shift=1)` is for a second try,
-after another program took a port.
+Hosts receive workers in order. Each host is filled before the next. `places(shift=1)` is for a second
+attempt after another program took a port.
 """
 
 import random
@@ -20,13 +20,13 @@ from ctl.launch.discovery import run_discovery
 from ctl.launch.hosts import LOOPBACK, Host, addresses_of, first_slots, format_hosts, reachable
 from ctl.launch.ports import free_ports
 
-PORT_OFFSET = 100  # of the second try, after another program took a port
-_REMOTE_PORTS = (20000, 30000)  # ctlrun's, below those that kernels give to connections
+PORT_OFFSET = 100  # for the second attempt, after another program took a port
+_REMOTE_PORTS = (20000, 30000)  # of ctlrun, below the ephemeral ports of kernels
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoleCounts:
-    """How many processes of each kind; without a chief worker 0 is the chief."""
+    """Number of processes per role. Without a chief, worker 0 is the chief."""
 
     workers: int
     chief: bool = False
@@ -35,7 +35,7 @@ class RoleCounts:
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """The total number of processes."""
         return self.workers + self.chief + self.ps + self.evaluator
 
 
@@ -44,8 +44,9 @@ class Places:
     """The processes of one attempt, the chief's first.
 
     Attributes:
-      remote: address in the cluster -> target of ssh, for those on other machines.
-      hosts: target of the host of each worker, or None if no hosts were given.
+      tasks: Tasks of the processes.
+      remote: Address in the cluster -> target of ssh, for processes on other machines.
+      hosts: Target of the host of each worker, or None if no hosts were given.
     """
 
     tasks: Sequence[Topology]
@@ -53,31 +54,33 @@ class Places:
     hosts: Sequence[str] | None = None
 
     def remote_host(self, task: Topology) -> str | None:
-        """The target of ssh for a process; None for this machine."""
+        """Returns the target of ssh for a process, or None for this machine."""
         return self.remote.get(task.address or "")
 
 
 @dataclass(frozen=True)
 class LocalAllocation:
-    """All processes on this machine, the same number in each attempt."""
+    """An allocation of all processes on this machine, with the same number in each attempt."""
 
     roles: RoleCounts
     host: str = LOOPBACK
 
     def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places:
-        """On new free ports."""
+        """Returns places on new free ports."""
         return Places(tasks_of(self.roles, self.host))
 
 
 class HostAllocation:
-    """As many workers as the hosts have slots; worker 0 is on the first host."""
+    """An allocation of one worker per slot of the hosts. Worker 0 is on the first host."""
 
     def __init__(self, hosts: Sequence[Host], *, port: int = 2222, own_address: str | None = None):
-        """Raises UsageError when other machines could not reach this one.
+        """Determines the addresses. Raises UsageError if other machines cannot connect to this one.
 
         Args:
-          port: of the first worker of another machine, the next ones follow; here free ports are taken.
-          own_address: of this machine, for the others.
+          hosts: Hosts with their slots.
+          port: Port of the first worker of another machine; later workers use the following ports. This
+            machine uses free ports.
+          own_address: Address of this machine for other machines.
         """
         self._hosts = hosts
         self._port = port
@@ -93,14 +96,14 @@ class HostAllocation:
             )
 
     def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places:
-        """The same hosts; after a clash (`shift`) other ports."""
+        """Returns places on the same hosts, with other ports after a port clash (`shift`)."""
         port = self._port + PORT_OFFSET * min(shift, 1)
         return _places_on(self._hosts, self._addresses, self._bind, port)
 
 
 @dataclass(frozen=True)
 class DiscoveredAllocation:
-    """As many workers as the hosts of a discovery script have slots now, between `least` and `most`."""
+    """An allocation on the hosts that a script discovers: one worker per slot, from `least` to `most`."""
 
     script: str
     least: int = 1
@@ -109,7 +112,7 @@ class DiscoveredAllocation:
     own_address: str | None = None
 
     def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places | str:
-        """Runs the script until it ends or `interrupted()`; a sentence says why there is no place."""
+        """Runs the script until it ends or `interrupted()`. Returns a message if slots are missing."""
         found = run_discovery(self.script, interrupted=interrupted)
         if found.problem:
             return found.problem
@@ -128,7 +131,7 @@ Allocation = LocalAllocation | HostAllocation | DiscoveredAllocation
 
 
 def tasks_of(roles: RoleCounts, host: str) -> list[Topology]:
-    """The tasks of a cluster, one per process and the chief's first, on free ports of `host`."""
+    """Returns the tasks of a cluster, the chief's first, on free ports of `host`."""
     counts = {
         "chief": int(roles.chief),
         "worker": roles.workers,
@@ -141,10 +144,12 @@ def tasks_of(roles: RoleCounts, host: str) -> list[Topology]:
 
 
 def allocate_ranks(hosts: Sequence[Host] | None, count: int | None, nics: str | None = None) -> Places:
-    """Places for `count` ranks of `ctlrun`, by default for every slot.
+    """Returns places for `count` ranks of `ctlrun`, by default for every slot.
 
     Args:
-      hosts: None for this machine, which takes any number; nics: interfaces, names with commas.
+      hosts: Hosts, or None for this machine without a limit.
+      count: Number of ranks.
+      nics: Network interfaces, separated by commas.
     """
     if hosts is None:
         if count is None:
@@ -163,7 +168,7 @@ def allocate_ranks(hosts: Sequence[Host] | None, count: int | None, nics: str | 
 
 
 def _places_on(hosts: Sequence[Host], addresses: Sequence[str], bind: str, remote_port: int) -> Places:
-    """A worker for each slot: on free ports of `bind` here, on `remote_port` and the next elsewhere."""
+    """Returns a worker per slot: on free ports of `bind` here, elsewhere on `remote_port` and following."""
     free = iter(free_ports(sum(h.slots for h in hosts if h.is_local), bind))
     listed, names, remote = [], [], {}
     for host, address in zip(hosts, addresses, strict=True):

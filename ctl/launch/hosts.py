@@ -1,8 +1,8 @@
-"""Hosts and their slots: "host1:2,host2:2", hostfiles, and the addresses at which hosts are reached.
+"""Hosts and their slots: "host1:2,host2:2", hostfiles, and the network addresses of hosts.
 
     parse_hosts("host1:2,user@10.0.0.7")     -> [Host("host1", 2), Host("user@10.0.0.7", 1)]
 
-Names reach command lines and TF_CONFIG, so only letters, digits, dots and hyphens are allowed.
+Names are used in command lines and TF_CONFIG, so only letters, digits, dots and hyphens are allowed.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ _HOST_LIST = "host1:2,host2:2"
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and how many workers it takes.
+    """A machine and its number of workers.
 
     Attributes:
-      target: what ssh is given, "host" or "user@host".
-      slots: workers at most.
+      target: Target of ssh, "host" or "user@host".
+      slots: Maximum number of workers.
     """
 
     target: str
@@ -45,7 +45,7 @@ class Host:
 
     @property
     def is_local(self) -> bool:
-        """True for this machine, by a name or an address of it; with a user it is ssh's."""
+        """True for a name or an address of this machine. With a user it counts as another machine."""
         if "@" in self.target:
             return False
         own = socket.gethostname().lower()
@@ -57,20 +57,21 @@ class Host:
 
     @property
     def is_loopback(self) -> bool:
-        """True for a name that every machine gives to itself."""
+        """True for a name that every machine uses for itself."""
         return self.target.lower() == "localhost" or self.target.startswith("127.")
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Parses the value of -H; raises UsageError that names the part."""
+    """Parses the value of -H. Raises UsageError that names the invalid part."""
     return check_hosts([parse_host(part.strip()) for part in text.split(",")])
 
 
 def parse_host_lines(lines: Iterable[str], slots: int = 1) -> list[Host]:
-    """Parses one host per line; empty lines and those that begin with # are skipped.
+    """Parses one host per line. Empty lines and lines that begin with # are skipped.
 
     Args:
-      slots: of a host without a number.
+      lines: Lines such as "host:2".
+      slots: Slots of a host without a number.
     """
     stripped = (line.strip() for line in lines)
     return check_hosts([parse_host(line, slots) for line in stripped if line and not line.startswith("#")])
@@ -113,7 +114,7 @@ def parse_host(text: str, slots: int = 1) -> Host:
 
 
 def check_hosts(hosts: Sequence[Host]) -> list[Host]:
-    """Returns the hosts; UsageError if one comes twice or there are too many slots."""
+    """Returns the hosts. Raises UsageError for a duplicate host or too many slots."""
     seen: dict[str, Host] = {}
     for host in hosts:
         key = host.address.lower()
@@ -130,12 +131,12 @@ def check_hosts(hosts: Sequence[Host]) -> list[Host]:
 
 
 def format_hosts(hosts: Sequence[Host]) -> str:
-    """The text that `parse_hosts` reads: host1:2,host2:2."""
+    """Returns the format that `parse_hosts` reads: host1:2,host2:2."""
     return ",".join(f"{h.target}:{h.slots}" for h in hosts)
 
 
 def first_slots(hosts: Sequence[Host], most: int | None) -> list[Host]:
-    """The first hosts that have `most` slots together, the last of them in part."""
+    """Returns the first hosts with `most` slots in total. The last host may be used in part."""
     chosen, left = [], MAX_WORKERS if most is None else most
     for host in hosts:
         if left:
@@ -145,19 +146,21 @@ def first_slots(hosts: Sequence[Host], most: int | None) -> list[Host]:
 
 
 def addresses_of(hosts: Sequence[Host], own: str | None, option: str) -> list[str]:
-    """The address of each host at which the others reach it; UsageError if they cannot.
+    """Returns the address of each host for its peers. Raises UsageError for an unreachable host.
 
     Args:
-      own: the address of this machine, if known; option: end of the message, which names an option.
+      hosts: Hosts of the job.
+      own: Address of this machine, if known.
+      option: End of the error message, which names an option.
     """
     is_alone = all(host.is_local for host in hosts)
     return [_address(host, own, is_alone, option) for host in hosts]
 
 
 def reachable(hosts: Sequence[Host], nics: str | None = None) -> list[str]:
-    """The same for `ctlrun`: our address is that of the first of `nics`, or of the route to a host.
+    """Returns addresses as `addresses_of`, with this machine's address on the first of `nics` or a route.
 
-    UsageError, too, if the address of this machine is needed, and the names of all others are unknown.
+    Also raises UsageError if this machine's address is required and no name of another host resolves.
     """
     remote_addresses = [host.address for host in hosts if not host.is_local]
     own = interface_address(nics.split(",")[0]) if nics else None
@@ -169,7 +172,7 @@ def reachable(hosts: Sequence[Host], nics: str | None = None) -> list[str]:
 
 
 def interface_address(name: str) -> str:
-    """The IPv4 address of a network interface of this machine; UsageError when there is none."""
+    """Returns the IPv4 address of a network interface of this machine. Raises UsageError without one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             packed = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
@@ -198,7 +201,7 @@ def _address(host: Host, own: str | None, is_alone: bool, option: str) -> str:
 
 
 def _address_towards(other: str) -> str | None:
-    """Our address as seen by another host, without any packet."""
+    """Returns the source address for connections to another host. Sends no packet."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))
         return probe.getsockname()[0]
@@ -217,7 +220,7 @@ def _check_resolves(name: str) -> None:
 
 
 def _is_address(name: str) -> bool:
-    """False for four numbers that are no IPv4 address, and for numbers that look like one."""
+    """Returns False for numbers with dots that are not an IPv4 address, True for other names."""
     parts = name.split(".")
     if not parts[-1].isdigit():
         return True

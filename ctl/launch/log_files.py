@@ -1,10 +1,10 @@
-"""Log files over the attempts of a job: earlier ones are kept, and none grows without limit.
+"""Log files over the attempts of a job: preservation of earlier logs, and a size limit.
 
     set_aside_logs(log_dir, tasks, attempt=1)            # job_0.log -> job_0.attempt1.log
-    LogSizeLimit(2**28).cut(log_dir / "job_1.log")       # does nothing below that size
+    LogSizeLimit(2**28).cut(log_dir / "job_1.log")       # no-op below that size
 
-A log that is too long keeps its beginning and its end. Workers append to their files, so a file can be
-cut while one writes; what it writes in that very moment may be lost.
+A log above the limit keeps its beginning and its end. Workers append to their files, so a file can be
+cut while a worker writes. Output that is written at that moment may be lost.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _EARLIER_LOG = re.compile(r"(?:job|ps|evaluator)_[0-9]+\.attempt[0-9]+\.log", re
 
 @contextlib.contextmanager
 def log_dir_lock(log_dir: Path) -> Iterator[None]:
-    """Within the block no other launcher writes logs here; UsageError while another one does.
+    """Locks the directory for the logs of this launcher. Raises UsageError if another launcher uses it.
 
     A file system without locks, such as an object store, is not locked.
     """
@@ -44,7 +44,7 @@ def log_dir_lock(log_dir: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             file = stack.enter_context(_locked(log_dir))
-            stack.callback(_unlink, log_dir / _LOCK_FILE)  # before it is unlocked
+            stack.callback(_unlink, log_dir / _LOCK_FILE)  # runs before the file is unlocked
             file.truncate(0)
             owner = f"ctl launch, process {os.getpid()} on {os.uname().nodename}\n"
             os.write(file.fileno(), owner.encode())  # a full buffer would raise again when it is closed
@@ -57,7 +57,7 @@ def _unlink(path: Path) -> None:
 
 
 def _locked(log_dir: Path) -> TextIO:
-    """The lock file, locked; its last owner may delete it between our opening and our locking it."""
+    """Returns the locked lock file. Its last owner may delete it between `open` and `flock`."""
     while True:
         file = open(log_dir / _LOCK_FILE, "a+", encoding="utf-8")  # noqa: SIM115  the caller closes it
         try:
@@ -80,12 +80,12 @@ def _locked(log_dir: Path) -> TextIO:
 
 
 def earlier_log_name(task: Topology, attempt: int) -> str:
-    """The name of the log of an earlier attempt."""
+    """Returns the name of the log of an earlier attempt."""
     return log_name(task).replace(".log", f".attempt{attempt}.log")
 
 
 def set_aside_logs(log_dir: Path, tasks: Iterable[Topology], attempt: int) -> None:
-    """Keeps the logs of an attempt that has ended, and deletes those of the sixth before the next."""
+    """Renames the logs of an attempt that has ended, and deletes those of the attempt five before it."""
     delete_earlier_logs(log_dir, str(attempt - KEPT_ATTEMPTS))
     for task in tasks:
         with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ def set_aside_logs(log_dir: Path, tasks: Iterable[Topology], attempt: int) -> No
 
 
 def delete_earlier_logs(log_dir: Path, attempt: str = "*") -> None:
-    """Deletes the logs of an earlier attempt, or of all that an earlier start of the launcher kept."""
+    """Deletes the logs of an earlier attempt, by default of all attempts of an earlier launcher."""
     with contextlib.suppress(OSError):
         for path in log_dir.glob(f"*.attempt{attempt}.log"):
             if _EARLIER_LOG.fullmatch(path.name):
@@ -101,13 +101,15 @@ def delete_earlier_logs(log_dir: Path, attempt: str = "*") -> None:
 
 
 class LogFile:
-    """Log of one process that outlives a full disk: output is dropped until there is space again."""
+    """Log of one process that tolerates a full disk: output is dropped until space is available."""
 
     def __init__(self, path: Path, command: str, *, is_new: bool = True):
-        """Opens the file if possible; with `is_new` an earlier one is deleted.
+        """Opens the file if possible. With `is_new` an earlier file is deleted.
 
         Args:
+          path: Path of the file.
           command: Name of the command in messages.
+          is_new: If False, the file is continued.
         """
         self._path = path
         self._command = command
@@ -155,7 +157,7 @@ class LogFile:
 
 
 class LogSizeLimit:
-    """Keeps log files below `max_bytes`; 0 is without limit."""
+    """Size limit of log files: `max_bytes`, 0 for no limit."""
 
     def __init__(self, max_bytes: int):
         self._max_bytes = max_bytes
@@ -163,7 +165,7 @@ class LogSizeLimit:
         self._checked_secs = 0.0
 
     def apply(self, paths: Iterable[Path]) -> None:
-        """Cuts what is too long, once a second at most."""
+        """Cuts files above the limit, at most once a second."""
         now = time.monotonic()
         if self._max_bytes and now - self._checked_secs >= _CHECK_SECS:
             self._checked_secs = now
@@ -171,7 +173,7 @@ class LogSizeLimit:
                 self.cut(path)
 
     def cut(self, path: Path) -> None:
-        """Cuts one file if it is too long; a write error is ignored."""
+        """Cuts a file if it is above the limit. A write error is ignored."""
         with contextlib.suppress(OSError):
             size = path.stat().st_size
             if not self._max_bytes or size <= self._max_bytes:
@@ -185,6 +187,6 @@ class LogSizeLimit:
                 kept = head[0] + head[1] or head[2], tail[2] or tail[0]
                 self._cut[path] = self._cut.get(path, 0) + size - sum(map(len, kept))
                 note = f"\nctl launch: {self._cut[path]} bytes were cut here (--max_log_mib)\n"
-                file.truncate(len(kept[0]))  # the beginning stays in place, whatever a worker writes
+                file.truncate(len(kept[0]))  # the beginning is not moved, even if a worker writes
                 with open(path, "ab", buffering=0) as end:
                     end.write(note.encode() + kept[1])

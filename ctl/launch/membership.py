@@ -1,12 +1,12 @@
-"""Membership of an elastic job: processes come and go, and form one group after the other.
+"""Membership of an elastic job: processes are added and removed, and form a sequence of groups.
 
     membership = Membership(limits, HostHealth())
     number = membership.started(membership.free_slots()[0])
     membership.joined(number, port=40214, skips_sync=False)
-    membership.group()               -> a Group once all that belong to it are here, else None
+    membership.group()               -> a Group once all its members wait, else None
 
-A process is starting, then waiting for a group, then in one, and waits again when the group has broken.
-Nothing here starts, ends, waits or sends: `ctl.launch.elastic` does.
+A process starts, waits for a group, is a member of one, and waits again if the group fails. This module
+only decides. `ctl.launch.elastic` starts and ends processes, waits, and sends messages.
 """
 
 import math
@@ -18,18 +18,18 @@ from dataclasses import dataclass, field
 from ctl.launch.hosts import Host
 from ctl.launch.restart_policy import LONGEST_DELAY_SECS, RESTART_PAUSE_SECS, doubled_secs
 
-REMOVED, ADDED = 1, 2  # what has changed; both may have
-_FORGET_SECS = 3600.0  # a failure so long ago does not count
+REMOVED, ADDED = 1, 2  # bit flags of a change
+_FORGET_SECS = 3600.0  # an older failure does not count
 _FIRST_GROUP_SECS = 5.0  # for further processes, once there are enough for the first group
 
 
 @dataclass
 class HostHealth:
-    """The hosts that were named last, oldest first, with the failures on each.
+    """The hosts of the newest list, oldest first, with the failures on each.
 
     Attributes:
-      cooldown: seconds, least and most, before a host with a failure is used again; with them no host
-        is given up.
+      cooldown: Minimum and maximum delay before a host with a failure is used again (seconds). With
+        this setting no host is excluded permanently.
     """
 
     cooldown: tuple[float, float] | None = None
@@ -40,9 +40,9 @@ class HostHealth:
     _outages: dict[str, int] = field(default_factory=dict)  # since a process of the host connected
 
     def update(self, found: Sequence[Host]) -> bool:
-        """Takes a new list, those that were there before first; True if anything is new.
+        """Replaces the list, with the previous hosts first. Returns True if it has changed.
 
-        A host that was away starts anew: it may be another machine with the same name.
+        The failures of a removed host are discarded: it may return as another machine with the same name.
         """
         before = {host.target: host.slots for host in self.hosts}
         now = {host.target: host.slots for host in found}
@@ -57,7 +57,7 @@ class HostHealth:
         return True
 
     def failed(self, target: str) -> str:
-        """A process failed there; returns a clause that says when the host is used again."""
+        """Records a failure of a process. Returns a clause with the time of the next use of the host."""
         now = self.clock()
         recent = [t for t in self._failures.get(target, []) if now - t < _FORGET_SECS]
         self._failures[target] = [*recent, now]
@@ -68,7 +68,7 @@ class HostHealth:
         return f"something is started there again in {delay_secs:.0f} s at the earliest"
 
     def unreachable(self, target: str) -> str:
-        """Notes that ssh could not reach the host or lost it; returns a clause with the time of the retry.
+        """Records that ssh could not connect or lost the host. Returns a clause with the time of the retry.
 
         The processes of a host end together with their connection, which counts once.
         """
@@ -81,24 +81,24 @@ class HostHealth:
         return f"the host is tried again in {self._not_before[target] - now_secs:.0f} s"
 
     def reached(self, target: str) -> None:
-        """Notes that a process of the host has connected. The next outage begins with a short pause."""
+        """Records that a process of the host has connected. The next outage begins with a short pause."""
         self._outages.pop(target, None)
 
     def exclude(self, target: str) -> str:
-        """Notes that the host refuses ssh, which a retry does not change; returns a clause."""
+        """Records that the host rejects ssh permanently. Returns a clause."""
         self._not_before[target] = math.inf
         return "nothing more is started there"
 
     def is_named(self, target: str) -> bool:
-        """True while the host is on the newest list."""
+        """Returns True if the host is on the newest list."""
         return any(host.target == target for host in self.hosts)
 
     def may_start(self, target: str) -> bool:
-        """False for a while after a failure on the host."""
+        """Returns False during the delay after a failure on the host."""
         return self.clock() >= self._not_before.get(target, -math.inf)
 
     def _delay_secs(self, failures: int) -> float:
-        """After the next failure of a host that has had so many."""
+        """Returns the delay after the next failure of a host with this number of failures (seconds)."""
         if self.cooldown is None:
             return RESTART_PAUSE_SECS[failures] if failures < len(RESTART_PAUSE_SECS) else math.inf
         least, most = self.cooldown
@@ -107,11 +107,14 @@ class HostHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How many processes, and how long to wait for them.
+    """Limits of the number of processes, and the timeout for them.
 
     Attributes:
-      first: before the job begins; least: to go on; most: ever, None for all slots there are.
-      timeout_secs: for enough processes to be there; resets: groups after the first, None for any.
+      first: Number of processes to start the job.
+      least: Number of processes to continue.
+      most: Maximum number, None for all slots.
+      timeout_secs: Timeout for enough processes.
+      resets: Maximum number of groups after the first, None for no limit.
     """
 
     first: int
@@ -123,7 +126,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one process: a host as ssh is given it, and the local rank there."""
+    """A slot for one process: the target of ssh, and the local rank."""
 
     host: str
     index: int
@@ -134,10 +137,11 @@ class Worker:
     """One process that has not ended.
 
     Attributes:
-      group, rank: the newest that it was in, 0 for none, and its rank there.
-      has_state: it has synced since.
-      port: where it will listen, while it waits; else None.
-      is_dismissed: The launcher has asked it to leave; it joins no further group, but has not ended.
+      group: Number of its newest group, 0 for none.
+      rank: Its rank in that group.
+      has_state: True if it has synchronized since its start.
+      port: Port of its future listener while it waits, else None.
+      is_dismissed: True if the launcher has requested its end. It joins no further group.
     """
 
     number: int
@@ -152,9 +156,9 @@ class Worker:
 
 @dataclass(frozen=True)
 class Group:
-    """A set of ranks: workers and the ports they listen on, by rank.
+    """A set of ranks: workers and their ports, by rank.
 
-    `must_sync`: they have to share their state first.
+    `must_sync`: The ranks have to synchronize their state first.
     """
 
     number: int
@@ -168,8 +172,9 @@ class Membership:
     """The processes that have not ended, and the next change.
 
     Attributes:
-      number: of the newest group, 0 before the first; is_finishing: a process was done.
-      failure: why the job cannot continue; "" while it can.
+      number: Number of the newest group, 0 before the first.
+      is_finishing: True once a process has succeeded.
+      failure: Reason why the job cannot continue, else "".
     """
 
     limits: Limits
@@ -182,17 +187,17 @@ class Membership:
     _resets: int = 0
     _unmet: int = 0  # the newest group that does not count
     _had_state: bool = False
-    _since: float | None = None  # when we began to wait for a group
-    _enough_since: float | None = None  # when there were enough processes for the first one
+    _since: float | None = None  # start of the wait for a group
+    _enough_since: float | None = None  # time since which there are enough processes for the first group
 
     @property
     def members(self) -> list[Worker]:
-        """Those of the newest group that are left."""
+        """The remaining workers of the newest group."""
         return [w for w in self.workers.values() if self.number and w.group == self.number]
 
     @property
     def is_forming(self) -> bool:
-        """True while a group is to be formed: the first one, or one of a group that broke."""
+        """True while a group has to form: the first one, or the successor of a failed one."""
         return not self.number or any(w.port for w in self.members)
 
     @property
@@ -201,11 +206,11 @@ class Membership:
 
     @property
     def _is_at_limit(self) -> bool:
-        """True when the set of processes may not change again."""
+        """True if the set of processes may not change again."""
         return bool(self.number) and self._resets == self.limits.resets
 
     def free_slots(self) -> list[Slot]:
-        """Slots to start processes in; none before there are enough for the first group."""
+        """Returns the slots for new processes. There are none until the first group can be filled."""
         taken = {w.slot for w in self.workers.values()}
         wanted = self.wanted_slots()
         is_waiting = not self.number and len(wanted) < self.limits.first
@@ -214,31 +219,31 @@ class Membership:
         return [s for s in wanted if s not in taken and self.hosts.may_start(s.host)]
 
     def started(self, slot: Slot) -> int:
-        """Notes a new process; returns its number."""
+        """Records a new process and returns its number."""
         number, self._started = self._started, self._started + 1
         self.workers[number] = Worker(number, slot)
         return number
 
     def joined(self, number: int, port: int | None, *, skips_sync: bool = False) -> None:
-        """A process waits for the next group; with `port=None` it lost its connection and will end."""
+        """Records that a process waits for the next group, or with `port=None` has lost its connection."""
         worker = self.workers.get(number)
         if worker is not None and not worker.is_dismissed:
             worker.port, worker.skips_sync = port, skips_sync
 
     def dismiss(self, number: int) -> None:
-        """Excludes a process from all further groups; its slot is free again once it has ended."""
+        """Excludes a process from all further groups. Its slot is free again once it has ended."""
         worker = self.workers[number]
         worker.is_dismissed, worker.port = True, None
 
     def synced(self, number: int) -> None:
-        """A process has the state of the job."""
+        """Records that a process has the state of the job."""
         if number in self.workers:
             self.workers[number].has_state = self._had_state = True
 
     def unmet(self, number: int, group: int) -> Worker | None:
-        """A member could not reach the others: the group does not count, nor does its reset.
+        """Records that a member could not connect to its peers. The group and its reset do not count.
 
-        Returns it, or None when there is a newer group.
+        Returns the member, or None if there is a newer group.
         """
         worker = self.workers.get(number)
         if worker is None or not worker.group == group == self.number:
@@ -248,14 +253,14 @@ class Membership:
         return worker
 
     def ended(self, number: int, *, is_success: bool) -> Worker:
-        """A process has ended; returns what it was."""
+        """Records the end of a process. Returns its last state."""
         worker = self.workers.pop(number)
         if is_success and not worker.is_dismissed:
             self.is_finishing = True
         return worker
 
     def change(self) -> int:
-        """The change for the members of a group at work: ADDED, REMOVED, both, or 0 for none."""
+        """Returns the change for the members of a working group: ADDED, REMOVED, both, or 0."""
         if self.is_forming or self.is_finishing:
             return 0
         members, unwanted = self.members, self.unwanted()
@@ -265,9 +270,9 @@ class Membership:
         return (ADDED if new else 0) | (REMOVED if leave else 0)
 
     def unwanted(self) -> list[Worker]:
-        """The workers without a slot, for example when their host is not named any more.
+        """Returns the workers without a slot, for example because their host is no longer listed.
 
-        Workers with state stay while no others have it.
+        If only such workers have the state, they stay.
         """
         wanted = set(self.wanted_slots())
         gone = [w for w in self.workers.values() if w.slot not in wanted]
@@ -277,7 +282,7 @@ class Membership:
         return gone
 
     def group(self) -> Group | None:
-        """Forms the next group if all its workers wait for it; else None."""
+        """Forms the next group if all its workers wait for it. Otherwise returns None."""
         if not self.is_forming or self.failure:
             self._since = None
             return None
@@ -301,7 +306,7 @@ class Membership:
         return self._formed(chosen)
 
     def late(self) -> list[Worker]:
-        """Members that missed the timeout, to be killed; if none did, the timeout is a failure."""
+        """Returns members that missed the timeout, to be killed. Without such members the job fails."""
         if not self.is_forming or self._since is None:
             return []
         waited = self.hosts.clock() - self._since
@@ -329,7 +334,7 @@ class Membership:
         return Group(self.number, ordered, ports, must_sync)
 
     def _all_here(self) -> bool:
-        """Whether all workers of the next group wait for it."""
+        """Returns True if all workers of the next group wait for it."""
         if self.number:
             return all(w.port for w in self.members)
         now_secs, waiting = self.hosts.clock(), [w for w in self.workers.values() if w.port]
@@ -341,12 +346,12 @@ class Membership:
         return is_complete or now_secs - self._enough_since >= _FIRST_GROUP_SECS
 
     def _newcomers(self) -> list[Worker]:
-        """Workers with a slot that wait for their first group."""
+        """Returns workers with a slot that wait for their first group."""
         wanted = set(self.wanted_slots())
         return [w for w in self.workers.values() if w.port and w not in self.members and w.slot in wanted]
 
     def wanted_slots(self) -> list[Slot]:
-        """The slots to be filled: those that are taken first, then the hosts in their order."""
+        """Returns the slots to fill: first the occupied ones, then the hosts in order."""
         slots = [Slot(h.target, i) for h in self.hosts.hosts for i in range(h.slots)]
         taken = {w.slot for w in self.workers.values() if w.group or not self.number}
         slots.sort(key=lambda s: (s not in taken, not self.hosts.may_start(s.host)))  # stable
@@ -354,7 +359,7 @@ class Membership:
 
 
 def _by_rank(workers: Sequence[Worker]) -> list[Worker]:
-    """The oldest with state first, and those of a host together."""
+    """Returns the workers in order: the oldest with state first, grouped by host."""
     age = {w.slot.host: (True, w.number) for w in workers}
     for worker in workers:
         age[worker.slot.host] = min(age[worker.slot.host], (not worker.has_state, worker.number))

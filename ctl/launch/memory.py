@@ -1,7 +1,7 @@
-"""Detects that the kernel killed a process for memory, and how much it had used.
+"""Detection of processes that the kernel killed for memory, with their peak usage.
 
     memory = Memory(pid)
-    memory.read()              # now and then, while it runs
+    memory.read()              # regularly, while it runs
     memory.out_of_memory()     # after a SIGKILL: "... out of memory ..." or ""
 
 Linux counts such kills per control group (versions 1 and 2) and per machine.
@@ -14,24 +14,24 @@ from pathlib import Path
 _GROUPS = Path("/sys/fs/cgroup")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _UNLIMITED_BYTES = 1 << 60
-_MACHINE = Path("/proc/vmstat")  # where no control group can be read
+_MACHINE = Path("/proc/vmstat")  # used if no control group is readable
 
 
 class Memory:
     """The memory use of one process, as of the newest `read`.
 
     Attributes:
-      peak_bytes: the most that it had in memory; 0 if unknown.
+      peak_bytes: Peak of the resident memory, 0 if unknown.
     """
 
     def __init__(self, pid: int):
         self.peak_bytes = 0
         self._pid = pid
-        self._kills: dict[Path, int] = {}  # counter -> at the newest read
+        self._kills: dict[Path, int] = {}  # counter -> value at the newest read
         self._limit_bytes = _UNLIMITED_BYTES
 
     def read(self) -> None:
-        """Reads the peak, and the counters of the control group, which a process may change."""
+        """Reads the peak, and the counters of the current control group, which a process may change."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             status = Path(f"/proc/{self._pid}/status").read_text(errors="replace")
             if found := re.search(r"VmHWM:\s+(\d+) kB", status):
@@ -45,7 +45,7 @@ class Memory:
             self._kills[_MACHINE] = _kill_count(_MACHINE)
 
     def out_of_memory(self) -> str:
-        """A sentence's end if a counter has grown since the newest `read`; else ""."""
+        """Returns the end of a sentence if a counter has grown since the newest `read`, else ""."""
         if all(_kill_count(path) <= before for path, before in self._kills.items()):
             return ""
         limit = "the machine's memory"
@@ -64,7 +64,7 @@ def _format_bytes(count: int) -> str:
 
 
 def _control_groups(pid: int) -> list[Path]:
-    """The memory control group of a process and those around it."""
+    """Returns the memory control group of a process and its parents."""
     found = []
     for line in Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines():
         _, controllers, place = line.split(":", 2)

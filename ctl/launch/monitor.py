@@ -1,10 +1,10 @@
-"""Monitors a process group, and decides when to end it and for what reason.
+"""Monitoring of a process group: decides when it ends, and for which reason.
 
     with PassedOnSignals() as signals:
         outcome = Monitor(group, grace_secs=30.0, signals=signals, heartbeats=heartbeats).wait()
 
-A worker of a job with parameter servers that dies is started again here, and what is hung is killed;
-else nothing is started or ended. Call it from the main thread: signals are delivered there.
+It restarts a dead worker of a job with parameter servers and kills hung processes. It starts and ends no
+other processes. Call it from the main thread, because signals are delivered there.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ from ctl.launch.roles import is_expendable, log_name, serves, task_name, trains
 from ctl.supervision.signals import is_ignored
 
 _POLL_SECS = 0.05
-_CAUSE_SECS = 3.0  # after "lost a peer": time for that peer to be seen ending itself
-_ENDING_CAUSE_SECS = 30.0  # the same while one that saves or has left its training still runs
+_CAUSE_SECS = 3.0  # after "lost a peer": time to detect the end of that peer
+_ENDING_CAUSE_SECS = 30.0  # the same while a process that saves or has left its training still runs
 _PORT_CLASH = b"Could not start gRPC server"
 _PORT_CLASH_SECS = 30.0  # workers import TensorFlow before they bind
 
 
 class PassedOnSignals:
-    """Stores the SIGINT and SIGTERM that arrive inside its `with` block; the caller passes them on.
+    """A context that stores SIGINT and SIGTERM. The caller forwards them.
 
     A SIGHUP (a terminal or ssh session that closes) counts as SIGTERM. It often arrives twice, so it never
-    counts as the second signal. Where it is ignored, as under `nohup`, it stays ignored.
+    counts as the second signal. If it is ignored, as under `nohup`, that remains.
 
-    An ignored SIGCHLD, which some parents leave us, would lose exit codes; it is restored too.
+    An ignored SIGCHLD, which some parents set, would lose exit codes. It is reset to the default, too.
     """
 
     def __init__(self) -> None:
@@ -63,13 +63,13 @@ class PassedOnSignals:
             self.received.append(signal.SIGTERM)
 
     def impatient(self) -> bool:
-        """True from the second signal on, which ends the grace period."""
+        """Returns True after the second signal, which ends the grace period."""
         return len(self.received) > 1
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Why monitoring ended: a failure, a signal to us, processes that outlived the chief, or none."""
+    """Result of the monitoring: a failure, a signal, processes that outlived the chief, or none."""
 
     cause: ProcessExit | None = None
     signum: int | None = None
@@ -77,17 +77,17 @@ class Outcome:
 
 
 def job_failures(group: ProcessGroup, chief: Topology) -> list[ProcessExit]:
-    """The exits that make the job a failure, first noticed first.
+    """Returns the exits that make the job a failure, in the order of detection.
 
-    An evaluator's never does, nor that of a worker that only serves. Once the chief is done the job is
-    complete: then only an error that a worker's own program reports (exit codes up to 127) counts.
+    The exits of an evaluator and of a worker that only serves do not count. Once the chief has succeeded,
+    the job is complete. Then only an error of a worker's own program (exit codes up to 127) counts.
     """
     done = any(e.task == chief and e.returncode == 0 for e in group.exits)
     return [e for e in group.failures if not is_expendable(e.task) and not (done and _is_late(e))]
 
 
 def late_failures(group: ProcessGroup, chief: Topology) -> list[ProcessExit]:
-    """The exits that only deserve a warning: of processes that were lost after the chief was done."""
+    """Returns the exits for a warning: processes that were lost after the chief had succeeded."""
     counted = job_failures(group, chief)
     return [e for e in group.failures if trains(e.task) and e not in counted]
 
@@ -97,7 +97,7 @@ def _is_late(end: ProcessExit) -> bool:
 
 
 def is_port_clash(log_dir: Path, end: ProcessExit) -> bool:
-    """True for a process that failed early and whose log says that its port was taken."""
+    """Returns True for a process that failed early and logged that its port was taken."""
     with contextlib.suppress(OSError):
         early = end.returncode != 0 and end.lived_secs <= _PORT_CLASH_SECS
         return early and _PORT_CLASH in (log_dir / log_name(end.task)).read_bytes()
@@ -105,17 +105,22 @@ def is_port_clash(log_dir: Path, end: ProcessExit) -> bool:
 
 
 def lost_a_peer(end: ProcessExit) -> bool:
-    """True for an exit code of a process that may have lost a peer: EXIT_RETRY is SIGABRT's, too."""
+    """Returns True if a process may have lost a peer: EXIT_RETRY is the exit code of SIGABRT, too."""
     return end.exit_code == EXIT_RETRY
 
 
 @dataclass
 class Monitor:
-    """Monitors one group from its start to its end; `wait` may be called again to go on.
+    """Monitor of one group from its start to its end. `wait` may be called again to continue.
 
     Attributes:
-      chief: whose end completes the job; None for the equal ranks of `ctlrun`.
-      is_consequence: True for the end of a process that may only have lost a peer.
+      group: The process group.
+      grace_secs: Time for processes to end after the chief (seconds).
+      signals: Received signals.
+      heartbeats: Detector of hung processes, if any.
+      chief: Process that completes the job. None for the equal ranks of `ctlrun`.
+      log_dir: Directory of the logs.
+      is_consequence: Returns True for the end of a process that may only have lost a peer.
     """
 
     group: ProcessGroup
@@ -125,9 +130,9 @@ class Monitor:
     chief: Topology | None = None
     log_dir: Path = Path()
     is_consequence: Callable[[ProcessExit], bool] = lost_a_peer
-    _num_seen: int = 0  # so many exits of the group
-    _num_starts: dict[int, int] = field(default_factory=dict)  # worker -> how often started again
-    # Worker -> when it will be started again, and after which end.
+    _num_seen: int = 0  # processed exits of the group
+    _num_starts: dict[int, int] = field(default_factory=dict)  # worker -> number of restarts
+    # Worker -> time of its restart, and the end that caused it.
     _due: dict[int, tuple[float, ProcessExit]] = field(default_factory=dict)
     _chief_done_secs: float | None = None  # time.monotonic
     _waits_for_evaluators: bool = False
@@ -135,7 +140,7 @@ class Monitor:
     def wait(self) -> Outcome:
         """Waits until the group has ended or has to be ended.
 
-        Processes may outlive a chief that is done by the grace period, and evaluators by any time.
+        Processes may outlive a successful chief by the grace period, and evaluators without limit.
         """
         while True:
             self.group.poll()
@@ -173,12 +178,12 @@ class Monitor:
             print_message(f"training is done; waiting for {names} to evaluate the rest (Ctrl-C ends it)")
 
     def _first_cause(self) -> ProcessExit | None:
-        """The failure that caused the others; None if the chief was done after all.
+        """Returns the failure that caused the remaining failures, or None if the chief has succeeded.
 
         A worker that lost a peer often ends before that peer does, with EXIT_RETRY, or with SIGABRT
-        from TensorFlow, which is the same number. So the first other code wins, if one comes in time:
-        a process with an error of its own may have told the others, and still be ending.
-        A parameter server may lose a chief that is done, and be seen to end before it.
+        from TensorFlow, which is the same number. Therefore the first other code has priority, if one is
+        detected in time: a process with its own error may have notified its peers before it ends.
+        A parameter server may lose a successful chief, and its end may be detected first.
         """
         began_secs = time.monotonic()
         while failed := self._failures():
@@ -203,7 +208,7 @@ class Monitor:
         return self.heartbeats.is_ending(t for t in self.group.running if trains(t))
 
     def _stopped_peer(self) -> ProcessExit | None:
-        """A process that the kernel has stopped, killed at once, when others have lost a peer."""
+        """Returns the end of a process that the kernel has stopped and its peers have lost. Kills it."""
         task = next((t for t in self.group.stopped if not is_expendable(t)), None)
         if task is None or self.chief is None:
             return None
@@ -212,7 +217,7 @@ class Monitor:
         return ProcessExit(task, EXIT_RETRY, 0.0, "was stopped, as after SIGSTOP, and lost by its peers")
 
     def _hung(self) -> ProcessExit | None:
-        """The end of the attempt if a process is hung; one that is expendable is only killed."""
+        """Returns the end of a hung process, which ends the attempt. Only kills an expendable one."""
         hang = self.heartbeats.find_hang(self.group) if self.heartbeats else None
         if hang is None:
             return None
@@ -224,7 +229,7 @@ class Monitor:
         return ProcessExit(hang.task, EXIT_RETRY, 0.0, hang.why, hang.silent_secs)
 
     def _handle_expendable(self) -> ProcessExit | None:
-        """Restarts or reports expendable ones; returns an end after which the job cannot go on."""
+        """Restarts or reports expendable processes. Returns an end after which the job cannot continue."""
         news = self.group.exits[self._num_seen :]
         self._num_seen = len(self.group.exits)
         for end in news:
@@ -267,7 +272,7 @@ class Monitor:
                 self.group.restart(end)
 
     def _last_worker(self, news: list[ProcessExit]) -> ProcessExit | None:
-        """The newest failure, if the chief has no worker left and none will be started."""
+        """Returns the newest failure if the chief has no worker left and no restart is pending."""
         there = [t for t in self.group.running if serves(t) and t.task_type == "worker"]
         if there or self._due or not self._has_chief():
             return None

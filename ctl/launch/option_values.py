@@ -1,4 +1,4 @@
-"""What the options of both command lines take: converters that raise ValueError("expected ...").
+"""Converters for option values of both command lines. They raise ValueError("expected ...").
 
 whole_number(1)("4")      -> 4
 whole_number(1)("0")      ValueError: expected a whole number from 1
@@ -12,7 +12,7 @@ Convert = Callable[[str], object]
 
 
 def whole_number(least: int, most: int = 10**9) -> Convert:
-    """A whole number, as text or, from YAML, as int."""
+    """Returns a converter for integers, from text or, in YAML, from int."""
 
     def convert(word: str) -> int:
         if not re.fullmatch("[0-9]{1,10}", str(word)) or not least <= int(word) <= most:
@@ -24,7 +24,7 @@ def whole_number(least: int, most: int = 10**9) -> Convert:
 
 
 def number_in(accepts: Callable[[float], bool], expected: str) -> Convert:
-    """A number that is accepted."""
+    """Returns a converter for numbers that `accepts` allows."""
 
     def convert(word: str) -> float:
         try:
@@ -39,14 +39,14 @@ def number_in(accepts: Callable[[float], bool], expected: str) -> Convert:
 
 
 def text(value: str) -> str:
-    """Text that is not empty."""
+    """Returns text that is not empty."""
     if not str(value):
         raise ValueError("expected something")
     return str(value)
 
 
 def one_of(*known: str) -> Convert:
-    """One of these, in any case."""
+    """Returns a converter for one of these strings, case-insensitive."""
 
     def convert(word: str) -> str:
         if str(word).upper() not in known:

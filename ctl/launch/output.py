@@ -1,10 +1,10 @@
-"""Output of the processes of a job: copied to files and to the console, in one thread.
+"""Output of the processes of a job, copied to files and to the console in one thread.
 
     output = LogOutput(log_dir, tasks, max_bytes=2**28)     # ctl launch: a log for each, the chief's shown
     output = RankOutput(directory=None, count=2)            # ctlrun: each line with its rank in front
     out, err = output.writers(task)                         # file descriptors for the process
 
-A console that goes away (`| head`) or a disk that is full ends that copy only, never the process.
+A closed console (`| head`) or a full disk ends that copy only, never the process.
 """
 
 import contextlib
@@ -31,18 +31,18 @@ from ctl.launch.terminal_text import TerminalText
 
 _STDOUT = 1  # file descriptor of the launcher's stdout
 _READ_BYTES = 65536
-_WAKE_SECS = 0.1  # until `finish`, new streams and a new window size are noticed
-_BAR_SECS = 1.0  # for output under way, before a message of the launcher
-_DRAIN_SECS = 1.0  # for output under way when all processes have ended
+_WAKE_SECS = 0.1  # interval for noticing `finish`, new streams and a new window size
+_BAR_SECS = 1.0  # for pending output, before a message of the launcher
+_DRAIN_SECS = 1.0  # for pending output after all processes have ended
 _FINISH_SECS = 10.0  # for a slow console, such as a pager
-_MAX_LINE_BYTES = 65536  # a longer line goes on in pieces
+_MAX_LINE_BYTES = 65536  # a longer line is split
 _ESCAPE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 _REDRAW = re.compile(rb"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*")
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
 
 
 class _Stream:
-    """Copies one stream of a process to a file and to our own stream of this kind."""
+    """Copy of one stream of a process to a file and to the launcher's stream of this type."""
 
     def __init__(self, kind: str, file: LogFile | None):
         self._kind = kind
@@ -51,14 +51,14 @@ class _Stream:
         self.has_ended = threading.Event()  # all of it has been copied
 
     def feed(self, data: bytes, is_last: bool = False) -> None:
-        """Copies what was read."""
+        """Copies the data."""
         raise NotImplementedError
 
     def wake(self) -> None:
-        """Called every 0.1 s at least."""
+        """Performs periodic work. Called at least every 0.1 s."""
 
     def close(self) -> None:
-        """Copies what is left."""
+        """Copies the remaining data."""
         self.feed(b"", is_last=True)
         if self._file:
             self._file.close()
@@ -86,10 +86,10 @@ class _Stream:
 
 
 class Output:
-    """Copies streams in a thread, until `finish`; subclasses say which streams a process has."""
+    """A thread that copies streams until `finish`. Subclasses define the streams of a process."""
 
     def __init__(self) -> None:
-        self._streams: dict[int, _Stream] = {}  # by the descriptor that is read
+        self._streams: dict[int, _Stream] = {}  # by the descriptor of the read end
         self._writers: dict[str, list[int]] = {}  # by the name of the log
         self._stream_ends: dict[str, list[threading.Event]] = {}  # by the name of the log
         self._lock = threading.Lock()
@@ -97,22 +97,22 @@ class Output:
         self._thread = threading.Thread(target=self._copy, name="output", daemon=True)
 
     def writers(self, task: Topology) -> tuple[int, int]:
-        """File descriptors for the stdout and the stderr of a process."""
+        """Returns file descriptors for the stdout and the stderr of a process."""
         raise NotImplementedError
 
     def limit_logs(self, tasks: Iterable[Topology]) -> None:
-        """Keeps the logs of running processes below their size."""
+        """Limits the sizes of the logs of running processes."""
 
     def note(self, task: Topology, text: str) -> None:
         """Adds a line to the log of a process, if it has one."""
 
     def close_writers(self, task: Topology) -> None:
-        """The process has its descriptors by now, or will not be started."""
+        """Closes the launcher's descriptors, after the process has started or failed to start."""
         for writer in self._writers.pop(log_name(task), ()):
             os.close(writer)
 
     def start(self) -> None:
-        """Begins to copy; better after the first forks than before: threads and forks do not mix."""
+        """Starts to copy, preferably after the first forks, because threads and forks do not mix."""
         self._thread.start()
 
     def drain(self, task: Topology) -> None:
@@ -122,7 +122,7 @@ class Output:
             has_ended.wait(max(0.0, until_secs - time.monotonic()))
 
     def finish(self) -> None:
-        """Copies what is under way, for ten seconds at most."""
+        """Copies the pending output, for ten seconds at most."""
         for writers in self._writers.values():
             for writer in writers:
                 os.close(writer)
@@ -154,7 +154,7 @@ class Output:
 
     def _read(self, reader: int) -> None:
         data = b""
-        with contextlib.suppress(OSError):  # how Linux says that a terminal has no writer left
+        with contextlib.suppress(OSError):  # Linux reports a terminal without a writer as an error
             data = os.read(reader, _READ_BYTES)
         if data:
             self._streams[reader].feed(data)
@@ -169,14 +169,14 @@ class Output:
 
 
 class LogOutput(Output):
-    """A log per process; the first one's output is on the console as well, byte for byte.
+    """A log per process. The first process's output is also on the console, byte for byte.
 
-    On a terminal that process gets a terminal of its own, so that a live progress bar works. Its log
-    keeps the text only.
+    On a terminal that process gets its own terminal, so a live progress bar works. Its log
+    contains the text only.
     """
 
     def __init__(self, log_dir: Path, tasks: Sequence[Topology], max_bytes: int = 0):
-        """`max_bytes` is of one log; 0 is without limit."""
+        """Stores the settings. `max_bytes` is the limit of one log, 0 for no limit."""
         super().__init__()
         self._log_dir = log_dir
         self._shown = tasks[0]
@@ -185,7 +185,7 @@ class LogOutput(Output):
         self._bar: _ShownStream | None = None
 
     def writers(self, task: Topology) -> tuple[int, int]:
-        """An earlier log is overwritten, but continued when the process is started again."""
+        """Overwrites an earlier log, or continues it if the process is restarted."""
         file = LogFile(self.path(task), "ctl launch", is_new=log_name(task) not in self._opened)
         self._opened.add(log_name(task))
         if task == self._shown:
@@ -198,7 +198,7 @@ class LogOutput(Output):
         return writer, writer
 
     def start(self) -> None:
-        """Starts to copy; messages of the launcher go above a live progress bar."""
+        """Starts to copy. Messages of the launcher appear above a live progress bar."""
         super().start()
         if self._bar is not None:
             set_printer(self._bar.print_above)
@@ -208,11 +208,11 @@ class LogOutput(Output):
         set_printer(None)
 
     def path(self, task: Topology) -> Path:
-        """The log of a process."""
+        """Returns the path of the log of a process."""
         return self._log_dir / log_name(task)
 
     def note(self, task: Topology, text: str) -> None:
-        """Adds a line; a write error is ignored."""
+        """Adds a line. A write error is ignored."""
         with contextlib.suppress(OSError), open(self.path(task), "ab") as file:
             file.write(f"ctl launch: {text}\n".encode())
 
@@ -221,13 +221,13 @@ class LogOutput(Output):
 
 
 class RankOutput(Output):
-    """Lines of all ranks on our own stdout and stderr, and in files if there is a directory for them.
+    """Lines of all ranks on the launcher's stdout and stderr, and in files if there is a directory.
 
-    A line ends with \\n, or with \\r as progress bars have it.
+    A line ends with \\n, or with \\r in progress bars.
     """
 
     def __init__(self, *, directory: str | None = None, with_time: bool = False, count: int = 1):
-        """`count` of processes gives the names of directories equal lengths."""
+        """Stores the settings. `count` processes determine the width of the numbers in directory names."""
         super().__init__()
         self._directory = Path(directory) if directory else None
         self._with_time = with_time
@@ -235,7 +235,7 @@ class RankOutput(Output):
         self._errors: dict[int, _LineStream] = {}
 
     def writers(self, task: Topology) -> tuple[int, int]:
-        """Two pipes; UsageError when a file cannot be written."""
+        """Returns two pipes. Raises UsageError if a file cannot be written."""
         pair = []
         for kind in ("stdout", "stderr"):
             stream = _LineStream(kind, self._file(task, kind), task.task_index, self._with_time)
@@ -246,11 +246,11 @@ class RankOutput(Output):
         return pair[0], pair[1]
 
     def last_error(self, task: Topology) -> str:
-        """The last line that a process that has ended wrote to its stderr; waits until it is here."""
+        """Returns the last line of the stderr of a process that has ended. Waits for its copy."""
         stream = self._errors.get(task.task_index)
         if stream is None:
             return ""
-        stream.has_ended.wait(_DRAIN_SECS)  # not for ever: a process of its own may hold the pipe
+        stream.has_ended.wait(_DRAIN_SECS)  # with a timeout: a child in another session may hold the pipe
         return stream.last.decode(errors="replace")
 
     def _file(self, task: Topology, kind: str) -> LogFile | None:
@@ -270,11 +270,11 @@ class RankOutput(Output):
 
 
 class _LineStream(_Stream):
-    """Copies whole lines; on the console with the rank in front."""
+    """Copy of whole lines, with the rank as a prefix on the console."""
 
     def __init__(self, kind: str, file: LogFile | None, rank: int, with_time: bool):
         super().__init__(kind, file)
-        self.last = b""  # the newest line with anything in it
+        self.last = b""  # the newest line that is not blank
         self._rank = rank
         self._with_time = with_time
         self._rest = b""  # the beginning of a line
@@ -295,7 +295,7 @@ class _LineStream(_Stream):
 
 
 class _FileStream(_Stream):
-    """Copies bytes to a log only."""
+    """Copy of bytes to a log only."""
 
     def __init__(self, file: LogFile):
         super().__init__("stdout", file)
@@ -305,7 +305,7 @@ class _FileStream(_Stream):
 
 
 class _ShownStream(_Stream):
-    """Copies bytes to the console and text to a log; through a terminal if we have one."""
+    """Copy of bytes to the console and text to a log, through a terminal if stdout is one."""
 
     def __init__(self, file: LogFile):
         super().__init__("stdout", file)
@@ -337,10 +337,10 @@ class _ShownStream(_Stream):
             self._bar_height = 1 + erased[0].count(b"\x1b[1A")
 
     def print_above(self, line: str) -> bool:
-        """Prints a line in place of a live bar, which its process draws again below; False without one."""
+        """Replaces a live bar with a line; its process redraws the bar. Returns False without one."""
         if self._text is None or not _is_one_terminal():
             return False
-        if not self._bar_lock.acquire(timeout=_BAR_SECS):  # the terminal takes no output
+        if not self._bar_lock.acquire(timeout=_BAR_SECS):  # the terminal accepts no output
             return False
         try:
             if not self._is_mid_line:
@@ -353,7 +353,7 @@ class _ShownStream(_Stream):
             self._bar_lock.release()
 
     def wake(self) -> None:
-        """Gives the process's terminal the size of ours, again after every change."""
+        """Sets the window size of the process's terminal to that of stdout after every change."""
         if self._text is None:
             return
         with contextlib.suppress(OSError):
@@ -371,7 +371,7 @@ def _is_one_terminal() -> bool:
 
 
 def _open_terminal() -> tuple[int, int]:
-    """A new terminal's two ends that passes bytes on as they are; OSError when stdout is no terminal."""
+    """Returns both ends of a new terminal without output processing. Raises OSError if stdout is none."""
     if not os.isatty(_STDOUT):
         raise OSError("stdout is not a terminal")
     reader, writer = os.openpty()
@@ -382,14 +382,14 @@ def _open_terminal() -> tuple[int, int]:
 
 
 def _descriptor(console: IO[str]) -> int | None:
-    """The file descriptor of a stream; None for a notebook's, and for one in memory."""
+    """Returns the file descriptor of a stream, or None for a notebook and for a stream in memory."""
     with contextlib.suppress(OSError, ValueError):
         return console.fileno() if hasattr(console, "buffer") else None
     return None
 
 
 def _ready(descriptors: Iterable[int], event: int = select.POLLIN) -> list[int]:
-    """Those that are ready, after a short while at most; `select.select` has no room for many."""
+    """Returns the ready descriptors within 0.1 s. `select.select` is limited to small descriptors."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, event)

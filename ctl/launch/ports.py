@@ -2,7 +2,7 @@
 
     free_ports(2)        -> [40213, 38119]
 
-Another program can take a port before the worker binds it: `ctl.launch.supervisor` then starts again.
+Another program can take a port before the worker binds it. `ctl.launch.supervisor` then restarts.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ from ctl.errors import UsageError
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Picks `count` different ports that are free at `host` (an IPv4 address or a name).
+    """Returns `count` different ports that are free at `host` (an IPv4 address or a name).
 
-    All are held at once while picking, so no port comes twice, and all are free on return.
-    Raises UsageError when `host` is not an address of this machine.
+    All are bound at the same time, so no port is returned twice, and all are free on return.
+    Raises UsageError if `host` is not an address of this machine.
     """
     with contextlib.ExitStack() as held:
         ports = []

@@ -1,4 +1,4 @@
-"""One process of a job, and how it ended; `ctl.launch.remote_process` has those of other machines.
+"""One process of a job and its end. `ctl.launch.remote_process` implements processes of other machines.
 
 process = start_process(command, task, output=file.fileno(), environ={"CTL_ATTEMPT": "1"})
 process.send(signal.SIGTERM)
@@ -25,7 +25,7 @@ from ctl.launch.roles import task_name
 
 _MEMORY_INTERVAL_SECS = 0.5
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
-JOB_VARIABLES = frozenset({  # those of an outer job say nothing about this one
+JOB_VARIABLES = frozenset({  # variables of an outer job do not apply to this one
     *detection.VARIABLES, "CTL_RESTART_REASON", "CTL_ATTEMPT", "CTL_HEARTBEAT", "CTL_HVD_SECRET",
     "CTL_HVD_RENDEZVOUS", "CTL_HVD_WORKER", "CTL_HVD_HOST", "HOROVOD_ELASTIC", "HOROVOD_RANK",
     "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
@@ -35,10 +35,16 @@ JOB_VARIABLES = frozenset({  # those of an outer job say nothing about this one
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """How one process ended; `returncode` is negative for a signal, as in `subprocess`.
+    """End of one process.
 
-    `why` continues a sentence that begins with the process's name, e.g. for one that was hung, and
-    `silent_secs` is how long; `loss` is a constant of `restart_policy`, `hint` what else is known.
+    Attributes:
+      task: Task of the process.
+      returncode: Exit code, negative for a signal, as in `subprocess`.
+      lived_secs: Lifetime (seconds).
+      why: End of a sentence that begins with the process's name, such as for a hung process.
+      silent_secs: Duration of a hang.
+      loss: A constant of `restart_policy`.
+      hint: Additional information.
     """
 
     task: Topology
@@ -51,12 +57,12 @@ class ProcessExit:
 
     @property
     def exit_code(self) -> int:
-        """The code a shell would give: 128+n for signal n."""
+        """The exit code of a shell: 128+n for signal n."""
         return self.returncode if self.returncode >= 0 else 128 - self.returncode
 
     @property
     def signal_name(self) -> str | None:
-        """Of the signal that ended it, e.g. "SIGKILL"; None if none did."""
+        """Name of the signal that ended it, such as "SIGKILL", or None."""
         if self.returncode >= 0:
             return None
         try:
@@ -66,7 +72,7 @@ class ProcessExit:
 
     @property
     def reason(self) -> str:
-        """A sentence without its full stop: who failed, and how."""
+        """A sentence without a full stop that names the failed process and the error."""
         return f"{task_name(self.task)} " + (self.why or f"failed: {self}")
 
     def __str__(self) -> str:
@@ -74,9 +80,10 @@ class ProcessExit:
 
 
 class Process:
-    """A process of a job; `LocalProcess` and `RemoteProcess` implement it.
+    """A process of a job, implemented by `LocalProcess` and `RemoteProcess`.
 
     Attributes:
+      task: Task of the process.
       pid: Process ID on this machine, which is that of ssh for a remote process.
       host: Target of ssh; None for this machine.
     """
@@ -90,12 +97,12 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """As of the last `poll`."""
+        """True if the process had ended at the last `poll`."""
         raise NotImplementedError
 
     @property
     def is_stopped(self) -> bool:
-        """True for one that does not run because of SIGSTOP, Ctrl-Z or a debugger."""
+        """True for a process that is stopped by SIGSTOP, Ctrl-Z or a debugger."""
         raise NotImplementedError
 
     def send(self, signum: int) -> None:
@@ -107,18 +114,18 @@ class Process:
         raise NotImplementedError
 
     def poll(self) -> ProcessExit | None:
-        """Returns how the process ended, once no process of its group is left; None while it runs."""
+        """Returns the end of the process once no process of its group is left, or None while it runs."""
         raise NotImplementedError
 
     def exit_of(self, returncode: int) -> ProcessExit:
         """Returns the exit for a return code. A SIGKILL that the launcher did not send is KILLED."""
         end = ProcessExit(self.task, returncode, time.monotonic() - self._started_secs)
-        killed = -signal.SIGKILL, 128 + signal.SIGKILL  # the second: as a shell between us says it
+        killed = -signal.SIGKILL, 128 + signal.SIGKILL  # the second: as an intermediate shell reports it
         return end if returncode not in killed or self._is_killed else replace(end, loss=KILLED)
 
 
 class LocalProcess(Process):
-    """A process of this machine, the leader of a session of its own."""
+    """A process of this machine, which leads a session."""
 
     def __init__(self, task: Topology, popen: subprocess.Popen[bytes]):
         super().__init__(task, popen.pid)
@@ -165,7 +172,7 @@ class LocalProcess(Process):
 
 
 def check_program(program: str, cure: str) -> None:
-    """Raises UsageError for a program that is not there or cannot be run."""
+    """Raises UsageError for a program that does not exist or cannot be executed."""
     if shutil.which(program) is None:
         where = "cannot be run" if os.path.exists(program) else "was not found"
         raise UsageError(f"the command {quoted(program)} {where}; {cure}")
@@ -177,8 +184,10 @@ def start_process(
     """Starts the command on this machine as one task of a cluster.
 
     Args:
+      command: Program and arguments.
+      task: Task of the process.
       output, errors: File descriptors for its stdout and stderr.
-      environ: Variables beside TF_CONFIG, which a task of an empty cluster does not get.
+      environ: Variables besides TF_CONFIG, which a task of an empty cluster does not get.
     """
     outer = {k: v for k, v in os.environ.items() if k not in JOB_VARIABLES}
     popen = subprocess.Popen(

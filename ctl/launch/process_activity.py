@@ -24,15 +24,16 @@ class ProcessActivity:
         self.is_measured = False
         self._ticks = -1
         self._changed_secs = 0.0
-        self._window: tuple[float, int] = (0.0, 0)  # its start, and the ticks by then
+        self._window: tuple[float, int] = (0.0, 0)  # its start, and the ticks until then
         self._active_secs = 0.0
 
     def sample(self, now_secs: float, ticks: int | None, *, is_stopped: bool) -> None:
         """Adds a sample.
 
         Args:
-          now_secs: Seconds; ticks: Processor time of the tree in clock ticks, None if unknown.
-          is_stopped: The kernel has stopped the process; the time of its children does not count.
+          now_secs: Current time (seconds).
+          ticks: Processor time of the tree (clock ticks), None if unknown.
+          is_stopped: True if the kernel has stopped the process. The time of its children does not count.
         """
         if ticks is None:
             return
@@ -70,10 +71,11 @@ class ActivityTable:
     def measure(
         self, suspects: Mapping[str, bool], now_secs: float, cpu_ticks: Callable[[], Mapping[str, int]]
     ) -> None:
-        """Samples the processor time of the suspects; forgets that of the other processes.
+        """Samples the processor time of the suspects. Discards that of the other processes.
 
         Args:
-          suspects: True for a process that the kernel has stopped.
+          suspects: Name of the log -> True for a process that the kernel has stopped.
+          now_secs: Current time (seconds).
           cpu_ticks: Returns the processor time of each process tree of this machine.
         """
         ticks = cpu_ticks() if suspects else {}
@@ -86,14 +88,14 @@ class ActivityTable:
         return self._activity.get(name)
 
     def idle_secs(self, name: str, now_secs: float) -> float:
-        """Returns the seconds without processor time; infinite where it cannot be measured."""
+        """Returns the seconds without processor time, infinite if it cannot be measured."""
         activity = self._activity.get(name)
         return activity.idle_secs(now_secs) if activity else 0.0
 
     def forget(self, name: str) -> None:
-        """Forgets a process that is started again."""
+        """Discards the samples of a process that is started again."""
         self._activity.pop(name, None)
 
     def clear(self) -> None:
-        """Forgets all processes."""
+        """Discards all samples."""
         self._activity.clear()

@@ -1,4 +1,4 @@
-"""The processes of one job: started one by one, ended together.
+"""The processes of one job, started individually and ended together.
 
     group = ProcessGroup(["python", "train.py"], LogOutput(log_dir, tasks))
     for task in tasks:
@@ -8,7 +8,7 @@
             print(task_name(end.task), end)
     group.end(grace_secs=0.0)
 
-All of it belongs into the main thread: the kernel ends a process with the thread that started it.
+Use it in the main thread only: the kernel ends a process together with the thread that started it.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from ctl.launch.roles import log_name
 from ctl.launch.ssh import SshOptions
 
 _WAIT_INTERVAL_SECS = 0.05
-_KILL_SECS = 10.0  # a killed process that is not gone by then is left to the kernel
+_KILL_SECS = 10.0  # a killed process that has not ended by then is left to the kernel
 
 
 class ProcessGroup:
-    """The processes, and the guard that ends them when we are killed.
+    """The processes, and the guard that ends them if the launcher is killed.
+
+    Each process leads its own session, so a Ctrl-C in the terminal reaches it only through the launcher.
+    Its child processes are killed after its end, or if the launcher is killed.
 
     Attributes:
-      exits: those that have ended, in the order in which it was noticed.
-
-    Each process leads a session of its own, so a Ctrl-C in the terminal reaches it only through
-    us; what it has started itself is killed when it has ended, or when we are killed.
+      exits: Ends of processes in the order of detection.
     """
 
     def __init__(self, command: Sequence[str], output: Output, *, ssh_options: SshOptions | None = None):
@@ -59,10 +59,13 @@ class ProcessGroup:
         private: Mapping[str, str] = NO_VARIABLES,
         host: str | None = None,
     ) -> None:
-        """Starts one more process; UsageError when it cannot run or its output cannot be written.
+        """Starts one more process. Raises UsageError if it cannot run or its output cannot be written.
 
         Args:
-          private: more variables, which take precedence; host: target of ssh, None for here.
+          task: Task of the process.
+          environ: Environment variables.
+          private: Further variables, which have priority.
+          host: Target of ssh, None for this machine.
         """
         variables = {**environ, **private}
         try:
@@ -87,17 +90,17 @@ class ProcessGroup:
         self._starts[log_name(task)] = lambda: self.start(task, environ, private=private, host=host)
 
     def restart(self, end: ProcessExit) -> None:
-        """Starts a process that has ended once more, in its place.
+        """Restarts a process that has ended, in its place.
 
-        Unlike at the first start there are threads by now. They hold no lock that the child's few
-        instructions need: Python forks with its own, and malloc's is safe to fork with.
+        Unlike at the first start, other threads exist. They hold no lock that the few instructions of
+        the child need: Python forks with its own locks, and malloc's lock is safe to fork with.
         """
         self._output.note(end.task, f"it ended with {end} and is started again")
         with contextlib.suppress(UsageError):
             self._starts[log_name(end.task)]()
 
     def poll(self) -> list[ProcessExit]:
-        """Notes and returns the processes that have ended since the last call; does not wait."""
+        """Records and returns the processes that have ended since the last call. Does not block."""
         self._poll_connections()
         ends = [end for process in self._processes if (end := process.poll())]
         for process in self._processes:
@@ -114,13 +117,13 @@ class ProcessGroup:
         return ends
 
     def send(self, task: Topology, signum: int) -> None:
-        """A signal to one process; SIGKILL goes to all that it has started, too."""
+        """Sends a signal to one process. SIGKILL is sent to its whole group."""
         for process in self._processes:
             if process.task == task:
                 process.kill() if signum == signal.SIGKILL else process.send(signum)
 
     def kill(self, task: Topology) -> None:
-        """SIGKILL to one process and all in its group; returns when it has ended."""
+        """Sends SIGKILL to one process and its group. Returns when it has ended."""
         self.send(task, signal.SIGKILL)
         self._wait([process for process in self._processes if process.task == task], _KILL_SECS)
 
@@ -131,10 +134,10 @@ class ProcessGroup:
         hurry: Callable[[], bool] = lambda: False,
         only: Sequence[Topology] | None = None,
     ) -> None:
-        """Sends `signum`, and SIGKILL after `grace_secs` or once `hurry()`; returns when all ended.
+        """Sends `signum`, and SIGKILL after `grace_secs` or once `hurry()`. Returns when all have ended.
 
-        `only` leaves the others alone. For all, this also completes the output; without running
-        processes that is all it does.
+        With `only`, other processes are not affected. For all processes, this also completes the output;
+        without running processes it does only that.
         """
         chosen = [p for p in self._processes if only is None or p.task in only]
         for process in chosen:
@@ -151,22 +154,22 @@ class ProcessGroup:
 
     @property
     def running(self) -> tuple[Topology, ...]:
-        """Those not yet seen to have ended."""
+        """The processes that have not been reported as ended."""
         return tuple(process.task for process in self._processes)
 
     @property
     def stopped(self) -> tuple[Topology, ...]:
-        """Those of this machine that the kernel calls stopped, as after SIGSTOP."""
+        """The processes of this machine in the kernel's state "stopped", as after SIGSTOP."""
         return tuple(process.task for process in self._processes if process.is_stopped)
 
     @property
     def remote(self) -> tuple[Topology, ...]:
-        """Those that run on other machines."""
+        """The processes on other machines."""
         return tuple(process.task for process in self._processes if process.host)
 
     @property
     def failures(self) -> list[ProcessExit]:
-        """The exits that were not 0, first noticed first."""
+        """The exits other than 0, in the order of detection."""
         return [end for end in self.exits if end.returncode != 0]
 
     def cpu_ticks(self) -> Mapping[str, int]:
@@ -200,7 +203,7 @@ class ProcessGroup:
                 self._closing.remove(connection)
 
     def _close_connections(self) -> None:
-        """Closes all connections; returns when ssh has ended, which `kill` enforces."""
+        """Closes all connections. Returns when ssh has ended, which `kill` enforces."""
         until_secs = time.monotonic() + _KILL_SECS
         self._poll_connections()
         while self._closing and time.monotonic() < until_secs:
@@ -212,7 +215,7 @@ class ProcessGroup:
     def _wait(
         self, chosen: Sequence[Process], timeout_secs: float, hurry: Callable[[], bool] = lambda: False
     ) -> None:
-        """Until all have ended, or it is time."""
+        """Waits until all have ended, or until the timeout."""
         until_secs = time.monotonic() + timeout_secs
         self.poll()
         while not all(process.has_ended for process in chosen):

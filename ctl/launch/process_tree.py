@@ -4,7 +4,7 @@
     Guard().add(popen.pid)           # a `kill -9` of this process now ends the whole group
     kill_group(popen.pid)
 
-This file is also the guard's program, which finds no package: it imports nothing of ours.
+This file is also the guard's program. It has no access to packages and imports only the standard library.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ _ORPHAN_SECS = 2.0
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL to a process and all in its group; right after its end the number is still ours."""
+    """Sends SIGKILL to a process and its group. Just after its end the ID is still reserved."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """What a child does before it runs the command, so that a `kill -9` of its parent ends it too.
+    """Returns a function for a child before `exec`, so that a `kill -9` of its parent ends it, too.
 
-    Linux only: None elsewhere. It calls into C and nothing else, as is safe after a fork.
+    Linux only: returns None elsewhere. The function only calls into C, as is safe after a fork.
     """
     try:
         import ctypes
@@ -42,14 +42,14 @@ def die_with_parent() -> Callable[[], None] | None:
 
     def in_child() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:  # the parent was gone before the kernel knew
+        if os.getppid() != parent_pid:  # the parent ended before the prctl call
             os._exit(1)
 
     return in_child
 
 
 def process_state(pid: int) -> str:
-    """One letter from /proc, "T" for a stopped process; "" when it cannot be read."""
+    """Returns one letter from /proc, "T" for a stopped process, or "" if it cannot be read."""
     try:
         return _stat_fields(Path(f"/proc/{pid}/stat"))[0]
     except (OSError, IndexError):
@@ -80,7 +80,7 @@ def tree_cpu_ticks(leaders: Iterable[int]) -> dict[int, int]:
 
 
 class OrphanReaper:
-    """Waits for orphans when this process is the first of a container, which inherits them.
+    """A reaper of orphans for the first process of a container, which inherits them.
 
     A child of another part of this program is left to that part: only processes that have been zombies
     for some seconds count as orphans.
@@ -90,10 +90,10 @@ class OrphanReaper:
         self._is_first = os.getpid() == 1
         self._clock = clock
         self._polled_secs = clock()
-        self._zombies: dict[int, float] = {}  # pid -> when it was first seen as a zombie
+        self._zombies: dict[int, float] = {}  # pid -> time of its detection as a zombie
 
     def poll(self, children: Iterable[int]) -> None:
-        """Reaps the orphans; `children` are waited for elsewhere. Does some work once a second."""
+        """Reaps the orphans, at most once a second. `children` are waited for elsewhere."""
         now_secs = self._clock()
         if not self._is_first or now_secs - self._polled_secs < _REAP_INTERVAL_SECS:
             return
@@ -117,14 +117,14 @@ def _zombies_of(parent: int) -> set[int]:
 
 
 def _stat_fields(path: Path) -> list[str]:
-    """The fields from the state on; the name before them may hold anything."""
+    """Returns the fields from the state on. The preceding name may contain any character."""
     return path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
 class Guard:
-    """A second small process that kills the groups it knows when the launcher is killed with -9.
+    """A second small process that kills the registered groups if the launcher is killed with -9.
 
-    It reads their numbers from a pipe, which closes when the launcher ends. Nothing here raises:
+    It reads their IDs from a pipe, which closes when the launcher ends. No method raises an error:
     without a guard the kernel still ends the leaders of the groups.
     """
 
@@ -142,15 +142,15 @@ class Guard:
 
     @property
     def pids(self) -> set[int]:
-        """The guard's own process."""
+        """The process ID of the guard."""
         return set() if self._popen is None else {self._popen.pid}
 
     def add(self, pid: int) -> None:
-        """From now on the group of this leader ends with the launcher."""
+        """Registers the group of this leader. It then ends with the launcher."""
         self._write(f"+{pid}\n")
 
     def remove(self, pid: int) -> None:
-        """The group is gone; its number may soon belong to another."""
+        """Removes a group that has ended, because its ID may soon be reused."""
         self._write(f"-{pid}\n")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Progress of a job: the step of its newest complete checkpoint, read without TensorFlow.
+"""Progress of a job: the step of its newest complete checkpoint, determined without TensorFlow.
 
 newest_step("/tmp/mnist")      -> 500, or None
 """
@@ -11,7 +11,7 @@ _CHECKPOINT = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})", re.ASCII)
 
 
 def flag_value(flag: str, command: list[str]) -> str | None:
-    """The value of the last `--flag` of a command, with `=` or as the next word."""
+    """Returns the value of the last `--flag` of a command, with `=` or as the next argument, or None."""
     found, wanted = None, re.compile(rf"--?{flag}(?:=(.*))?", re.DOTALL)
     for word, following in zip(command, [*command[1:], None], strict=True):
         match = wanted.fullmatch(word)
@@ -21,13 +21,13 @@ def flag_value(flag: str, command: list[str]) -> str | None:
 
 
 def local_model_dir(command: list[str]) -> Path | None:
-    """The --model_dir of a command, if it is a local path."""
+    """Returns the --model_dir of a command if it is a local path, else None."""
     model_dir = flag_value("model_dir", command)
     return Path(model_dir) if model_dir and "://" not in model_dir else None
 
 
 def newest_step(model_dir: str | Path | None) -> int | None:
-    """The highest step with a manifest that says so; None without any, or without a directory."""
+    """Returns the highest step with a matching manifest, or None without checkpoints or a directory."""
     if model_dir is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The environment of the ranks of `ctlrun`: the place of each, and the settings of the collectives.
+"""Environment of the ranks of `ctlrun`: rank variables and settings of the collectives.
 
 option_environ({..., "fusion_threshold_mb": 32})     -> {"HOROVOD_FUSION_THRESHOLD": "33554432"}
 """
@@ -23,7 +23,7 @@ _VARIABLES = {
     "log_level": "HOROVOD_LOG_LEVEL", "start_timeout": "HOROVOD_START_TIMEOUT",
     "elastic_timeout": "HOROVOD_ELASTIC_TIMEOUT", "nics": "NCCL_SOCKET_IFNAME",
 }  # fmt: skip
-# Of this machine and login; and functions of bash, whose names other shells may refuse.
+# Variables of this machine and login, and functions of bash: other shells may reject their names.
 _LOCAL_VARIABLES = re.compile(
     r"BASH_FUNC_.*|OLDPWD|PWD|HOME|USER|LOGNAME|MAIL|SHELL|SHLVL|_|HOSTNAME|TMPDIR|DISPLAY|XAUTHORITY"
     r"|TERM|SSH_.*|XDG_.*|DBUS_.*|.*CUDA_VISIBLE_DEVICES|LD_PRELOAD"
@@ -39,7 +39,7 @@ def horovod_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def option_environ(options: Mapping[str, Any]) -> dict[str, str]:
-    """The variables with which options of `ctlrun` reach the collectives."""
+    """Returns the variables that pass options of `ctlrun` to the collectives."""
     environ = {}
     for key, variable in _VARIABLES.items():
         value = options[key]
@@ -53,16 +53,16 @@ def option_environ(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def rank_environ(place: Ranks, hostname: str) -> dict[str, str]:
-    """The variables in which scripts, and libraries that know Horovod, find which rank they are."""
+    """Returns the variables from which scripts and Horovod's libraries read their rank."""
     names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     environ = {f"HOROVOD_{name.upper()}": str(getattr(place, name)) for name in names}
     return {**environ, "HOROVOD_HOSTNAME": hostname}
 
 
 def visible_gpu(local_rank: int, *, is_here: bool, environ: Mapping[str, str] = os.environ) -> str:
-    """The CUDA_VISIBLE_DEVICES of one rank: one of ours if the rank is on this machine.
+    """Returns the CUDA_VISIBLE_DEVICES of a rank: one of the launcher's GPUs if it is on this machine.
 
-    Raises UsageError when there are more ranks than visible GPUs.
+    Raises UsageError if there are more ranks than visible GPUs.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
     if not is_here or not listed:
@@ -77,7 +77,7 @@ def visible_gpu(local_rank: int, *, is_here: bool, environ: Mapping[str, str] = 
 
 
 def remote_job_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Our environment without what only concerns this machine."""
+    """Returns the launcher's environment without variables that concern this machine only."""
     return {
         name: value
         for name, value in environ.items()

@@ -1,6 +1,6 @@
-"""Jobs of `ctlrun`: what each rank is started with, and jobs of a fixed number of ranks.
+"""Jobs of `ctlrun`: command and environment of the ranks, and jobs of a fixed number of ranks.
 
-exit_code = run_ranks(job, allocate_ranks(None, 2))       # the first that fails ends all
+exit_code = run_ranks(job, allocate_ranks(None, 2))       # the first failure ends all ranks
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from ctl.launch.process_group import ProcessGroup
 from ctl.launch.rank_environment import rank_environ, visible_gpu
 from ctl.launch.ssh import SshOptions
 
-SIGNAL_GRACE_SECS = 30.0  # from a signal that is passed on to SIGKILL
-FAILURE_GRACE_SECS = 10.0  # the same after a failure: what remains has lost a peer
+SIGNAL_GRACE_SECS = 30.0  # from a forwarded signal to SIGKILL
+FAILURE_GRACE_SECS = 10.0  # the same after a failure: the remaining ranks have lost a peer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,15 @@ class RankJob:
     """A command, and the environment of its processes.
 
     Attributes:
-      environ: of the collectives; remote_environ: of processes on other machines, beside it.
-      binds_gpus: each rank sees the GPU of its local rank only; is_verbose: what is started is reported.
-      heartbeat_timeout_secs: of silence until a rank counts as hung; 0 for never.
-      private: variables of the processes of this job, which never appear on a command line.
+      command: Program and arguments.
+      output: Output of the ranks.
+      environ: Variables of the collectives.
+      remote_environ: Further variables of processes on other machines.
+      ssh_options: Options of ssh.
+      binds_gpus: If True, each rank can access only the GPU of its local rank.
+      is_verbose: If True, reports each start.
+      heartbeat_timeout_secs: Silence after which a rank counts as hung (seconds). 0 disables it.
+      private: Variables of the processes of this job, which never appear on a command line.
     """
 
     command: Sequence[str]
@@ -50,18 +55,18 @@ class RankJob:
     private: Mapping[str, str] = field(default_factory=lambda: {"CTL_HVD_SECRET": secrets.token_hex(32)})
 
     def process_group(self) -> ProcessGroup:
-        """A group without processes yet."""
+        """Returns a group without processes."""
         return ProcessGroup(self.command, self.output, ssh_options=self.ssh_options)
 
     def heartbeats(self) -> HeartbeatMonitor:
-        """Of the ranks of this machine: those of other machines cannot be seen from here."""
+        """Returns the monitor of the ranks of this machine. Other machines are not monitored."""
         timeouts = Timeouts(heartbeat=self.heartbeat_timeout_secs, startup=0.0)
         monitor = HeartbeatMonitor(None, timeouts, ranks_only=True)
         monitor.reset([])
         return monitor
 
     def environ_of(self, place: Ranks, host: str, *, is_here: bool) -> dict[str, str]:
-        """The variables of one rank; UsageError without a GPU for it."""
+        """Returns the variables of one rank. Raises UsageError if there is no GPU for it."""
         environ = {**self.environ, **rank_environ(place, host)}
         if self.binds_gpus:
             environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(place.local_rank, is_here=is_here)
@@ -75,26 +80,26 @@ class RankJob:
         environ: Mapping[str, str],
         remote: str | None,
     ) -> None:
-        """Starts a rank; `remote` is the target of ssh, None for this machine."""
+        """Starts a rank. `remote` is the target of ssh, None for this machine."""
         private = {**(self.remote_environ if remote else {}), **self.private}
         beat = {} if remote else heartbeats.environ(task)
         group.start(task, {**environ, **beat}, private=private, host=remote)
 
 
 def describe_end(end: ProcessExit) -> str:
-    """How a process ended, in words that follow its name."""
+    """Returns a description of the end of a process, which follows its name."""
     return end.why or (f"was ended by {end}" if end.signal_name else f"failed: {end}")
 
 
 def names_lost_peer(last_line: str) -> bool:
-    """Whether the last line of a traceback only says that another rank is gone."""
+    """Returns True if the last line of a traceback only reports the loss of another rank."""
     return any(name in last_line for name in ("HorovodInternalError", "LostRankError"))
 
 
 def run_ranks(job: RankJob, places: Places) -> int:
-    """Starts a process per place and waits; the exit code is the first failing one's, or 0.
+    """Starts a process per place and waits. Returns the exit code of the first failure, or 0.
 
-    That is 128+n for signal n, and 130 or 143 after a SIGINT or SIGTERM to us.
+    The code is 128+n for signal n, and 130 or 143 after a SIGINT or SIGTERM to the launcher.
     """
 
     def is_consequence(end: ProcessExit) -> bool:
@@ -123,7 +128,7 @@ def run_ranks(job: RankJob, places: Places) -> int:
 
 
 def rank_placement(places: Places, task: Topology) -> Ranks:
-    """The place of a rank; two names of one machine are two hosts."""
+    """Returns the ranks of a process. Two names of one machine count as two hosts."""
     return ranks.among([f"{target}:" for target in places.hosts or ()], task.task_index)
 
 

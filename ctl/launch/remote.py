@@ -6,7 +6,7 @@ An order is a line of JSON, after the line `GREETING`: `{"start": 0, "command": 
 "directory": "/work", "is_merged": true}`, `{"signal": 0, "signum": 15}`, `{"kill": 0}` for a whole process
 group, or `{}` as a keepalive. A frame is a line of JSON, after the line `READY`: `{"id": 0, "exit": -9}`,
 `{"id": 0, "error": "..."}` for a process that cannot be started, `{"refused": "..."}`, or
-`{"id": 0, "stream": 1, "bytes": 512}` with the output of a process behind it. When stdin ends, or no order
+`{"id": 0, "stream": 1, "bytes": 512}`, followed by the output of a process. When stdin ends, or no order
 arrives for `SILENCE_SECS`, all process groups are killed.
 """
 
@@ -27,18 +27,18 @@ from ctl.launch.process_tree import die_with_parent, kill_group
 GREETING = b"ctl launch"
 READY = b"\0ctl remote\n"
 KEEPALIVE_SECS = 5.0
-SILENCE_SECS = 120.0  # a network that is cut closes no connection
+SILENCE_SECS = 120.0  # an interrupted network does not close a connection
 _POLL_MSECS = 100
 _READ_BYTES = 65536
 _MAX_PENDING_BYTES = 2**20  # of frames; above it the output of processes is not read
 
 
 def serve_launcher(orders: int = 0, frames: int = 1, silence_secs: float = SILENCE_SECS) -> int:
-    """Serves one launcher until the connection ends; returns an exit code.
+    """Serves one launcher until the connection ends. Returns an exit code.
 
     Args:
-      orders: File descriptor that orders are read from.
-      frames: File descriptor that frames are written to.
+      orders: File descriptor of the orders.
+      frames: File descriptor of the frames.
       silence_secs: Time without any order after which the connection counts as lost.
     """
     server = _Server(orders, frames, silence_secs)
@@ -51,7 +51,7 @@ class _Child:
     """One process and the pipes of its output."""
 
     def __init__(self, order: Mapping[str, Any]):
-        """Starts the process; OSError or ValueError if that fails."""
+        """Starts the process. Raises OSError or ValueError if that fails."""
         self.stream_by_pipe: dict[int, int] = {}
         self.popen = subprocess.Popen(
             order["command"],
@@ -69,7 +69,7 @@ class _Child:
                 self.stream_by_pipe[pipe.fileno()] = stream
 
     def read(self, pipe: int) -> bytes | None:
-        """Returns available output; None at its end, empty if there is none yet."""
+        """Returns available output, None at its end, empty if there is none yet."""
         try:
             return os.read(pipe, _READ_BYTES) or None
         except BlockingIOError:
@@ -139,7 +139,7 @@ class _Server:
             self._is_connected = False
 
     def _copy(self, number: int, pipe: int) -> bool:
-        """Moves available output of a process to the frames; returns False if there was none."""
+        """Moves available output of a process to the frames. Returns False if there was none."""
         child = self._children[number]
         data = child.read(pipe)
         if data:

@@ -1,8 +1,9 @@
-"""Entry point of a launcher on another machine: a file that Python runs by its path.
+"""Entry point of the launcher's remote end: a file that Python runs by its path.
 
     ssh host /path/to/python /path/to/ctl/launch/remote_entry.py
 
-It finds the package beside itself, because PYTHONPATH and the directory arrive over the connection only.
+It derives the path of the package from its own, because PYTHONPATH and the directory arrive over the
+connection only.
 """
 
 import os
@@ -10,7 +11,7 @@ import sys
 
 
 def main() -> int:
-    """Runs `ctl.launch.remote` from the package that contains this file; returns its exit code."""
+    """Runs `ctl.launch.remote` from the package that contains this file. Returns its exit code."""
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     from ctl.launch.remote import serve_launcher
 

@@ -41,7 +41,7 @@ _CONNECT_PAUSE_SECS = (0.5, 2.0)
 
 
 class RemoteProcess(Process):
-    """A process of another machine; signals travel over the connection of its host."""
+    """A process of another machine. Signals are sent over the connection of its host."""
 
     def __init__(
         self, task: Topology, connection: "HostConnection", number: int, *, output: int, errors: int
@@ -81,7 +81,7 @@ class RemoteProcess(Process):
 
     def poll(self) -> ProcessExit | None:
         if self._exit is None and self._kill_secs is not None and time.monotonic() >= self._kill_secs:
-            self.note_exit(-signal.SIGKILL)  # the connection is slow or cut; its end kills the process
+            self.note_exit(-signal.SIGKILL)  # the connection is slow or lost; its end kills the process
         self._has_ended = self._exit is not None
         return self._exit
 
@@ -92,7 +92,7 @@ class RemoteProcess(Process):
                 data = data[os.write(self._descriptors[stream], data) :]
 
     def note_exit(self, returncode: int, reason: str = "", loss: str | None = None) -> None:
-        """Notes the end of the process; only the first call counts."""
+        """Records the end of the process. Only the first call counts."""
         with self._lock:
             if self._exit is not None:
                 return
@@ -103,7 +103,7 @@ class RemoteProcess(Process):
             self._exit = replace(end, why=reason, loss=loss) if loss else end
 
     def note_error(self, text: str, returncode: int, reason: str, loss: str) -> None:
-        """Writes a text to the stderr of the process, and notes its end."""
+        """Writes a text to the stderr of the process, and records its end."""
         self.write(2, text.rstrip().encode() + b"\n")
         self.note_exit(returncode, reason, loss)
 
@@ -124,7 +124,7 @@ class HostConnection:
     """
 
     def __init__(self, host: str, options: ssh.SshOptions | None = None):
-        """Starts ssh; OSError if that fails."""
+        """Starts ssh. Raises OSError if that fails."""
         self.host = host
         self.is_ready = False
         self._command = ssh.ssh_command(host, options)
@@ -139,7 +139,7 @@ class HostConnection:
 
     @property
     def has_ended(self) -> bool:
-        """True once ssh has ended for good, as of the last `poll`."""
+        """True once ssh has ended permanently, as of the last `poll`."""
         return self._popen.returncode is not None and self._connect_secs is None
 
     @property
@@ -176,18 +176,18 @@ class HostConnection:
         self._orders.put(json.dumps(order).encode())
 
     def close(self) -> None:
-        """Ends the connection; `poll` kills an ssh that does not end in time."""
+        """Ends the connection. `poll` kills an ssh that does not end in time."""
         if self._close_secs is None:
             self._orders.put(None)
             self._connect_secs = None
             self._close_secs = time.monotonic() + (_CLOSE_SECS if self.is_ready else 0.0)
 
     def kill(self) -> None:
-        """Kills ssh; the remote end then kills its processes."""
+        """Kills ssh. The remote end then kills its processes."""
         kill_group(self.pid)
 
     def poll(self) -> None:
-        """Reaps ssh, and notes the ends of the processes that are lost with it."""
+        """Reaps ssh, and records the ends of the processes that are lost with it."""
         now_secs = time.monotonic()
         if self._connect_secs is not None:
             if now_secs >= self._connect_secs:

@@ -1,12 +1,12 @@
-"""Decides whether a failed attempt is restarted: by exit code, cause and progress.
+"""Restart policy for failed attempts, based on exit code, cause and progress.
 
     policy = RestartPolicy(max_restarts=3)
     decision = policy.after(exit_code=137, step=5)
-    decision.delay_secs      -> 1.0, or None and `decision.why_not` says why
+    decision.delay_secs      -> 1.0, or None with the reason in `decision.why_not`
 
-Progress (a newer checkpoint) resets the count of restarts. Failures from outside count as none. The same
-failure again and again without progress ends the job early. `RETRY_SECS` is for one process, or one host
-of an elastic job, while the others go on. Nothing here waits or starts.
+Progress (a newer checkpoint) resets the count of restarts. Failures from outside do not count. Repeated
+identical failures without progress end the job early. `RESTART_PAUSE_SECS` is for one process, or one host
+of an elastic job, while the remaining ones continue. This module neither waits nor starts processes.
 """
 
 from dataclasses import dataclass, field
@@ -14,29 +14,32 @@ from dataclasses import dataclass, field
 from ctl.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USAGE
 
 LONGEST_DELAY_SECS = 60.0
-STUCK_ATTEMPTS = 3  # that failed alike and without progress: no more
+STUCK_ATTEMPTS = 3  # limit of identical failures without progress
 OUT_OF_MEMORY_ATTEMPTS = 2
-RESTART_PAUSE_SECS = (1.0, 2.0, 4.0)  # before a single process or host is tried again; then no more
+RESTART_PAUSE_SECS = (1.0, 2.0, 4.0)  # before a single process or host is retried; then no more
 
-# Why an attempt failed.
-ERROR = "error"  # the process's own: a crash, a hang, a lost peer
+# Causes of a failed attempt.
+ERROR = "error"  # of the process itself: a crash, a hang, a lost peer
 KILLED = "killed"  # SIGKILL from an unknown sender
 OUT_OF_MEMORY = "out of memory"  # SIGKILL from the kernel
-OUTSIDE = "outside"  # its machine was lost or taken away
+OUTSIDE = "outside"  # its machine was lost or preempted
 REFUSED = "refused"  # it cannot be started on its host, such as for a missing program or a wrong key
 
 
 def doubled_secs(first_secs: float, times: int, most_secs: float) -> float:
-    """A delay that doubles each time, up to a limit."""
+    """Returns a delay that doubles each time, up to a limit (seconds)."""
     return min(most_secs, first_secs * 2.0 ** min(times, 60))
 
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """Another attempt after a delay, or none.
+    """Decision for another attempt after a delay, or for none.
 
-    `is_news`: the exit code alone does not give the reason. `is_counted`: the restart counts against
-    `max_restarts`.
+    Attributes:
+      delay_secs: Delay (seconds), None for no restart.
+      is_counted: True if the restart counts against `max_restarts`.
+      why_not: Reason for no restart.
+      is_news: True if the exit code alone does not give the reason.
     """
 
     delay_secs: float | None = None
@@ -47,14 +50,15 @@ class RestartDecision:
 
 @dataclass(kw_only=True)
 class RestartPolicy:
-    """Decides after every attempt of a job.
+    """A policy with the history of the attempts of a job.
 
     Attributes:
-      backoff_secs: before the first restart; doubled for each further one, 60 at most.
-      restart_on_error: also after exit codes from 1 to 127, other than 2.
-      saves: steps are those of checkpoints.
-      hosts_change: hosts come and go, so a worker that was preempted does not end the job.
-      restarts: granted since the newest progress, without those for OUTSIDE.
+      max_restarts: Maximum number of restarts without progress.
+      backoff_secs: Delay before the first restart, doubled for each further one, 60 at most (seconds).
+      restart_on_error: If True, restarts also after exit codes from 1 to 127, other than 2.
+      saves: True if steps are those of checkpoints.
+      hosts_change: True if the list of hosts changes, so a preempted worker does not end the job.
+      restarts: Restarts since the newest progress, without those for OUTSIDE.
     """
 
     max_restarts: int = 3
@@ -65,27 +69,27 @@ class RestartPolicy:
     restarts: int = field(default=0, init=False)
     _newest_step: int | None = field(default=None, init=False)  # that any attempt reached
     _delays: int = field(default=0, init=False)  # since the newest progress
-    # The newest failures, from the first that is like the last.
+    # The newest identical failures.
     _alike: list[tuple[int | None, int | None, str]] = field(default_factory=list, init=False)
 
     def after(
         self, exit_code: int, step: int | None, *, loss: str = ERROR, trained: bool = False
     ) -> RestartDecision:
-        """Decides about an attempt that failed.
+        """Returns the decision after a failed attempt.
 
         Args:
-          exit_code: of the first failing process, 128+n for signal n.
-          step: of the newest checkpoint; None if unknown.
+          exit_code: Exit code of the first failed process, 128+n for signal n.
+          step: Step of the newest checkpoint, None if unknown.
           loss: ERROR, KILLED, OUT_OF_MEMORY, OUTSIDE or REFUSED.
-          trained: it had begun to train. A SIGKILL before that may be a preemption, and a machine
+          trained: True if it had begun to train. A SIGKILL before that may be a preemption, and a machine
             that is lost before that counts as a restart.
         """
         if exit_code == EXIT_PREEMPTED and self.hosts_change:
             loss = OUTSIDE
-        if loss == REFUSED and self.hosts_change:  # other hosts may be named by then
+        if loss == REFUSED and self.hosts_change:  # the next list may contain other hosts
             loss = OUTSIDE
         progressed = step is not None and self._newest_step is not None and step > self._newest_step
-        free = loss == OUTSIDE and (trained or progressed)  # a host that was never reached counts
+        free = loss == OUTSIDE and (trained or progressed)  # a host that was never connected counts
         if progressed:
             self.restarts = self._delays = 0
             self._alike.clear()
@@ -94,7 +98,7 @@ class RestartPolicy:
         if loss == OUTSIDE or (loss == KILLED and not trained):
             self._alike.clear()
         else:
-            # whichever of several workers is noticed first: memory runs out in one or the other
+            # any of several workers may be detected first, because memory runs out in one or another
             failure: tuple[int | None, int | None, str] = exit_code, step, loss
             if loss == OUT_OF_MEMORY:
                 failure = None, None, loss

@@ -1,10 +1,10 @@
-"""`hvd.run`: calls a function on several processes, and returns what each returned.
+"""Execution of a function on several processes, with the results by rank: `hvd.run`.
 
     results = run(train, args=(0.01,), np=2)       # [of rank 0, of rank 1]
 
 Each process runs `python -m ctl.launch.run_function DIRECTORY`. The directory belongs to the process that
-started it, is closed to other users, and holds only what the two wrote: that is why pickles are read
-from there, and from nowhere else.
+started it, other users have no access, and only the two processes write to it. Therefore pickles are read
+from this directory, and from no other.
 """
 
 import os
@@ -25,7 +25,7 @@ from ctl.launch.horovodrun_options import Options, no_options
 from ctl.launch.host_allocation import allocate_ranks
 from ctl.launch.rank_job import names_lost_peer, run_ranks
 
-# The arguments of `run` beside the function, as in horovod.run, that are options of ctlrun.
+# The arguments of `run` besides the function, as in horovod.run, that are options of ctlrun.
 _ARGUMENTS = (
     "num_proc", "hosts", "hostfile", "start_timeout", "ssh_port", "ssh_identity_file",
     "output_filename", "verbose", "min_num_proc", "max_num_proc", "reset_limit",
@@ -37,7 +37,7 @@ _CALL = "call"  # the file with (function, args, kwargs)
 
 
 class RankError(CtlError, RuntimeError):
-    """The function failed on a rank; the message ends with the traceback there."""
+    """Failure of the function on a rank. The message ends with the traceback of the rank."""
 
 
 def run(
@@ -50,18 +50,20 @@ def run(
     executable: str | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Calls `func(*args, **kwargs)` on `np` processes of this machine; returns their results by rank.
+    """Calls `func(*args, **kwargs)` on `np` processes of this machine. Returns their results by rank.
 
     Args:
-      func: a function of a module is passed by its name, any other by cloudpickle; both through files
-        in a directory that is closed to other users.
-      num_proc, np: how many processes, 1 by default; executable: a Python, by default this one.
+      func: A function of a module is passed by name, any other by cloudpickle; both through files
+        in a directory without access for other users.
+      args, kwargs: Arguments of the function.
+      num_proc, np: Number of processes, default 1.
+      executable: Python interpreter, by default the current one.
       options: `hosts`, `hostfile`, `start_timeout`, `output_filename`, `verbose`, and for elastic jobs
         `min_np`, `max_np`, `reset_limit`, `cooldown_range`, `host_discovery_script`, `slots`, as
-        options of ctlrun; further names of horovod.run are accepted.
+        options of ctlrun. Further names of horovod.run are ignored.
 
-    Call it in the main thread. Raises RankError, with the rank and its traceback, if one fails; and
-    UsageError for what cannot be used, such as hosts other than this one.
+    Call it in the main thread. Raises RankError, with the rank and its traceback, if a rank fails, and
+    UsageError for invalid arguments, such as hosts other than this one.
     """
     checked = _check_arguments({**options, "num_proc": np if num_proc is None else num_proc})
     if threading.current_thread() is not threading.main_thread():
@@ -76,7 +78,7 @@ def run(
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of ctlrun for these arguments; UsageError for unknown names and values."""
+    """Returns the options of ctlrun for these arguments. Raises UsageError for invalid values."""
     options = no_options()
     if arguments.get("use_mpi"):
         raise UsageError(f"use_mpi=True came; {NO_MPI}")
@@ -97,7 +99,7 @@ def _write_call(
 ) -> None:
     try:
         data = pickle.dumps((func, args, kwargs))
-        if b"__main__" in data:  # which is another program over there
+        if b"__main__" in data:  # `__main__` is another program in the new process
             raise pickle.PicklingError("it belongs to __main__")
     except Exception as e:
         data = _by_value(func, args, kwargs, e)
@@ -124,7 +126,7 @@ def _by_value(
 
 
 def _run_processes(options: Options, command: list[str]) -> tuple[list[int], int]:
-    """Runs the job: the numbers of its processes by rank, and its exit code."""
+    """Runs the job. Returns the numbers of its processes by rank, and its exit code."""
     own, path = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
     environ = {"PYTHONPATH": os.pathsep.join([own, *([path] if path else [])])}  # to find `ctl`
     if wants_elastic(options):
@@ -138,14 +140,14 @@ def _run_processes(options: Options, command: list[str]) -> tuple[list[int], int
 
 
 def _results(directory: Path, numbers: Sequence[int], exit_code: int) -> list[Any]:
-    """What the processes returned, in this order."""
+    """Returns the results of the processes in this order."""
     found = {
         int(path.suffix[1:]): pickle.loads(path.read_bytes())
         for path in directory.glob("result.*")
         if path.suffix[1:].isdigit()
     }
     failed = [(number, text) for number, (is_good, text) in found.items() if not is_good]
-    # One that lost a peer says so; the peer is the one to be named.
+    # The error message names the lost peer, not a rank that only lost it.
     failed.sort(key=lambda one: (names_lost_peer(one[1].rstrip().rpartition("\n")[2]), one))
     if exit_code and failed:
         number, text = failed[0]
@@ -161,7 +163,7 @@ def _results(directory: Path, numbers: Sequence[int], exit_code: int) -> list[An
 
 
 def call_function(argv: list[str]) -> int:
-    """The program of one process: the exit code says whether the function returned."""
+    """Runs the function in one process. The exit code indicates its success."""
     directory = Path(argv[0])
     number = int(os.environ.get("CTL_HVD_WORKER") or os.environ["HOROVOD_RANK"])
     try:

@@ -19,7 +19,7 @@ from ctl.collectives.settings import EQUAL_VARIABLES
 from ctl.errors import UsageError
 from ctl.launch import remote_entry
 
-EXIT_UNREACHABLE = 255  # ssh's own: it could not connect, or lost the connection
+EXIT_UNREACHABLE = 255  # of ssh itself: it could not connect, or lost the connection
 
 _SSH_SETTINGS = {
     "BatchMode": "yes",  # a password cannot be typed
@@ -43,14 +43,14 @@ _ADVICE = re.compile(r"^(\s*$|Warning:|\*\*|debug\d:|Killed by signal|@)")
 
 @dataclass(frozen=True)
 class SshOptions:
-    """Settings beside those of ~/.ssh/config: a port, and the file of a private key."""
+    """Settings in addition to ~/.ssh/config: a port, and the file of a private key."""
 
     port: int | None = None
     identity: str | None = None
 
     @property
     def arguments(self) -> list[str]:
-        """Returns the options of ssh."""
+        """The command-line arguments of ssh."""
         port = ["-p", str(self.port)] if self.port else []
         return [*port, *(["-i", self.identity] if self.identity else [])]
 
@@ -83,18 +83,18 @@ def remote_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def error_line(text: str) -> str:
-    """Returns the last line of stderr that states an error, without its full stop; empty without one."""
+    """Returns the last line of stderr with an error, without its full stop, or an empty string."""
     lines = [line.strip() for line in text.splitlines() if not _ADVICE.match(line)]
     return lines[-1][:300].rstrip(".") if lines else ""
 
 
 def is_permanent(text: str) -> bool:
-    """Returns True for an error of ssh that a retry does not heal, such as a wrong key."""
+    """Returns True for an error of ssh that a retry does not correct, such as a wrong key."""
     return bool(_PERMANENT.search(text))
 
 
 def is_refused(text: str) -> bool:
-    """Returns True if sshd closed the connection before the login, as it does with too many at once."""
+    """Returns True if sshd closed the connection before the login, as with too many connections."""
     return bool(_REFUSED.search(text))
 
 

@@ -1,10 +1,10 @@
-"""Supervises one job: starts its processes, monitors them, and restarts them when that may help.
+"""Supervision of one job: starts its processes, monitors them, and restarts them if that may help.
 
     exit_code = run_job(["python", "train.py"], allocation=LocalAllocation(RoleCounts(workers=2)),
                         log_dir=Path("logs"), settings=JobSettings(grace_secs=30.0))
 
-The allocation says where processes go, `ProcessGroup` starts and ends them, `Monitor` decides when to end
-them, `RestartPolicy` whether to try again. Call it from the main thread: signals are delivered there.
+The allocation chooses the hosts, `ProcessGroup` starts and ends processes, `Monitor` decides when they
+end, and `RestartPolicy` decides on restarts. Call it from the main thread: signals are delivered there.
 """
 
 import contextlib
@@ -34,20 +34,23 @@ from ctl.launch.roles import log_name, serves, task_name, trains
 from ctl.launch.terminal_text import tail
 from ctl.supervision import lease
 
-_SERVER_GRACE_SECS = 5.0  # from SIGTERM to SIGKILL for what has no state to save
-_LOST_PEER_GRACE_SECS = 8.0  # the same for those that lost a peer, unless they are saving
-_SAVE_GRACE_SECS = 25.0  # the same for those that are saving
-_DISCOVERY_SECS = 2.0  # between two questions for hosts, while there are too few
+_SERVER_GRACE_SECS = 5.0  # from SIGTERM to SIGKILL for processes without state to save
+_LOST_PEER_GRACE_SECS = 8.0  # the same for processes that lost a peer, unless they are saving
+_SAVE_GRACE_SECS = 25.0  # the same for processes that are saving
+_DISCOVERY_SECS = 2.0  # between two host discoveries, while there are too few hosts
 _REST_INTERVAL_SECS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """How long to wait and when to try again.
+    """Settings for timeouts and restarts.
 
     Attributes:
-      grace_secs: from SIGTERM to SIGKILL; max_log_bytes: of one log file, 0 is without limit.
-      model_dir: of the checkpoints from which progress is read, if known.
+      grace_secs: Time from SIGTERM to SIGKILL (seconds).
+      policy: Restart policy.
+      timeouts: Timeouts of heartbeats.
+      model_dir: Directory of the checkpoints from which progress is read, if known.
+      max_log_bytes: Limit of one log file (bytes), 0 for no limit.
     """
 
     grace_secs: float = 30.0
@@ -58,12 +61,12 @@ class JobSettings:
 
 
 def run_job(command: Sequence[str], *, allocation: Allocation, log_dir: Path, settings: JobSettings) -> int:
-    """Runs `command` once per process until the job has ended; returns its exit code.
+    """Runs `command` once per process until the job has ended. Returns its exit code.
 
-    That is 0 if the chief ended with 0 and no other failed before it, the first failing one's code
-    (128+n for signal n) of the last attempt, or 130 and 143 after a SIGINT or SIGTERM to us. Raises
-    UsageError when nothing could be started. When a process lost its port to another program, all
-    are started once more on other ports.
+    The exit code is 0 if the chief ended with 0 and no other process failed before it; otherwise the
+    code of the first failure (128+n for signal n) of the last attempt, or 130 and 143 after a SIGINT or
+    SIGTERM to the launcher. If a process lost its port to another program, all are started once more on
+    other ports. Raises UsageError if no process could be started.
     """
     with PassedOnSignals() as signals:
         return _Supervisor(command, allocation, log_dir, settings, signals).run()
@@ -89,10 +92,10 @@ class _Supervisor:
         self._policy = settings.policy
         self._private = {"CTL_HVD_SECRET": secrets.token_hex(32)}  # authenticates its connections
         self._reason = ""  # of the newest restart
-        self._num_processes = 0  # of the attempt before
+        self._num_processes = 0  # of the previous attempt
 
     def run(self) -> int:
-        """Attempt after attempt, until one is done, a restart cannot help, or a signal comes."""
+        """Runs attempts until one succeeds, a restart cannot help, or a signal is received."""
         delete_earlier_logs(self._log_dir)
         with contextlib.closing(self._heartbeats):
             for number in itertools.count(1):
@@ -114,7 +117,7 @@ class _Supervisor:
         raise AssertionError("attempts do not run out")
 
     def _places(self, shift: int = 0) -> Places | int:
-        """Where the next attempt goes; an exit code if there is no place for it."""
+        """Returns the places of the next attempt, or an exit code if there are none."""
         limit_secs, reported = self._settings.timeouts.startup, ""
         until_secs = time.monotonic() + (limit_secs or float("inf"))
         while True:
@@ -174,21 +177,21 @@ class _Supervisor:
                 group.end(server_secs, hurry=signals.impatient, only=outcome.stragglers)
                 outcome = monitor.wait()
             if self._port_clash(group, outcome):
-                grace_secs = 0.0  # nothing to save yet, and TensorFlow would use all of it
+                grace_secs = 0.0  # no state to save yet, and TensorFlow would use all of it
             elif outcome.stragglers or (outcome.cause and _lost_peers(outcome.cause)):
                 grace_secs = min(grace_secs, _LOST_PEER_GRACE_SECS)
             if group.running:
                 print_message(_why_ending(group, chief, outcome, grace_secs, self._settings.grace_secs))
             self._end(group, outcome, grace_secs)
             for task in places.tasks:
-                self._heartbeats.read(task)  # a short life may have gone by between two checks
+                self._heartbeats.read(task)  # a short lifetime may fit between two checks
         except BaseException:
             group.end(0.0)
             raise
         return group, outcome
 
     def _end(self, group: ProcessGroup, outcome: Outcome, grace_secs: float) -> None:
-        """Ends all processes; servers come last, because the chief saves what they hold."""
+        """Ends all processes. Servers end last, because the chief saves their variables."""
         signum = outcome.signum or signal.SIGTERM
         hurry = self._signals.impatient
         if outcome.cause and _lost_peers(outcome.cause) and grace_secs:
@@ -216,14 +219,14 @@ class _Supervisor:
         )
 
     def _step(self) -> int | None:
-        """The newest step; None if neither checkpoints nor heartbeats have one."""
+        """Returns the newest step, or None if neither checkpoints nor heartbeats have one."""
         step, highest = newest_step(self._settings.model_dir), self._heartbeats.highest_step
         if step is None and highest is not None:
             return 0 if self._settings.model_dir else highest
         return step
 
     def _decide(self, outcome: Outcome, record: AttemptRecord) -> RestartDecision:
-        """What comes next, noted in the record."""
+        """Returns the decision after an attempt, and adds it to the record."""
         record.ended, record.step_after = time.time(), self._step()
         cause, decision = outcome.cause, RestartDecision()
         if cause and not self._signals.received:
@@ -276,13 +279,13 @@ class _Supervisor:
         print_message(f"{restart} in {decision.delay_secs:g} s: {outcome.cause.reason}")
 
     def _conclude(self, group: ProcessGroup, chief: Topology, outcome: Outcome) -> int:
-        """Reports how the job ended, if not well, and returns its exit code."""
+        """Reports the end of a failed job, and returns its exit code."""
         if outcome.cause:
             task = outcome.cause.task
             log = self._log_dir / log_name(task)
             hint = f" ({outcome.cause.hint})" if outcome.cause.hint else ""
             print_message(f"{task_name(task)} failed first: {outcome.cause}; its log is {log}{hint}")
-            if task != chief:  # the chief's was on the console all along
+            if task != chief:  # the output of the chief was on the console
                 with contextlib.suppress(OSError):
                     print(tail(log), file=sys.stderr, flush=True)
             return outcome.cause.exit_code
@@ -301,12 +304,12 @@ class _Supervisor:
         return EXIT_DONE
 
     def _port_clash(self, group: ProcessGroup, outcome: Outcome) -> Topology | None:
-        """The first process whose port was taken, if that is why the job failed."""
+        """Returns the first process with an occupied port, if that is the cause of the failure."""
         failures = group.failures if outcome.cause else []
         return next((e.task for e in failures if is_port_clash(self._log_dir, e)), None)
 
     def _rest(self, secs: float) -> bool:
-        """Waits; False, at once, when a signal came."""
+        """Waits. Returns False immediately if a signal is received."""
         until_secs = time.monotonic() + secs
         while not self._signals.received and time.monotonic() < until_secs:
             time.sleep(_REST_INTERVAL_SECS)
@@ -314,7 +317,7 @@ class _Supervisor:
 
 
 def _lost_peers(cause: ProcessExit) -> bool:
-    """True when the others have lost a peer, and so cannot save."""
+    """Returns True if the remaining processes have lost a peer, and so cannot save."""
     return cause.exit_code >= 128 and cause.exit_code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED)
 
 

@@ -1,4 +1,4 @@
-"""The text of a terminal's bytes: escape sequences go, and of a line written over the last state stays.
+"""Conversion of terminal output to plain text, without escape sequences and overwritten text.
 
 text = TerminalText()
 text.feed(b"10%\r20%\r\n")      -> b"20%\n"
@@ -9,25 +9,25 @@ import os
 import re
 from pathlib import Path
 
-_MAX_OVERWRITTEN_BYTES = 8192  # more than this without a line end: drop what was written over
-_MAX_TEXT_BYTES = 65536  # a longer line goes to the file in pieces
+_MAX_OVERWRITTEN_BYTES = 8192  # limit without a line end; above it overwritten text is dropped
+_MAX_TEXT_BYTES = 65536  # a longer line is written in pieces
 _TAIL_BYTES = 65536
 _ESCAPE = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor moves, erasing
     rb"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # titles, hyperlinks
-    rb"|\x1b[ -/]*[0-~]"  # the short ones
+    rb"|\x1b[ -/]*[0-~]"  # short sequences
 )
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f]")
 
 
 class TerminalText:
-    """Turns the bytes a terminal is sent into the lines a reader would see in the end."""
+    """Converter of terminal output to plain text lines."""
 
     def __init__(self) -> None:
-        self._line = b""  # the bytes since the last line end
+        self._line = b""  # bytes since the last line end
 
     def feed(self, data: bytes) -> bytes:
-        """Takes more bytes and returns the lines they complete, each with its line end."""
+        """Adds bytes. Returns the completed lines, each with its line end."""
         *done, self._line = (self._line + data).split(b"\n")
         plain = b"".join(_visible(line) + b"\n" for line in done)
         if len(self._line) > _MAX_OVERWRITTEN_BYTES and b"\r" in self._line:
@@ -38,13 +38,13 @@ class TerminalText:
         return plain
 
     def flush(self) -> bytes:
-        """Returns the last line, if it has no line end yet, with one."""
+        """Returns the last line with a line end, if it has none yet."""
         line, self._line = _visible(self._line), b""
         return line + b"\n" if line else b""
 
 
 def tail(path: Path, lines: int = 20) -> str:
-    """The last `lines` lines of a log, without escape sequences; "" when it cannot be read."""
+    """Returns the last `lines` lines of a log without escape sequences, or "" if it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -57,6 +57,6 @@ def tail(path: Path, lines: int = 20) -> str:
 
 
 def _visible(line: bytes) -> bytes:
-    """What remains of a line after carriage returns: the last stretch with anything in it."""
+    """Returns the visible part of a line with carriage returns: the last part that is not blank."""
     stretches = _CONTROL.sub(b"", _ESCAPE.sub(b"", line)).split(b"\r")
     return next((s for s in reversed(stretches) if s.strip()), b"")

@@ -1,9 +1,9 @@
-"""Connections of the launcher to the processes of an elastic job: their messages become events, in order.
+"""Connections from the launcher to the workers of an elastic job. Their messages become ordered events.
 
     for worker, message in channels.events():
         channels.send(worker, {"place": ...})
 
-A connection belongs to the worker that it was authenticated for; its end is the event `{"gone": True}`.
+A connection belongs to its authenticated worker. Its end is the event `{"gone": True}`.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ _BACKLOG = 4096
 
 
 class WorkerChannels:
-    """Authenticates callers in one thread, and reads each worker's connection in one more."""
+    """Authentication of workers in one thread, and one reader thread per connection."""
 
     def __init__(self, secret: str, host: str):
-        """Binds a free port of `host`; OSError when it is no address of this machine."""
+        """Binds a free port of `host`. Raises OSError if it is not an address of this machine."""
         server = socket.create_server((host, 0), backlog=_BACKLOG)
         self.port = server.getsockname()[1]
         endpoint = authenticated_channel.Endpoint(secret.encode(), PURPOSE, IDENTITY)
@@ -39,13 +39,13 @@ class WorkerChannels:
         self._thread.start()
 
     def events(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The messages that have arrived: (worker, message)."""
+        """Yields the messages that have arrived: (worker, message)."""
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._events.get_nowait()
 
     def send(self, worker: int, message: dict[str, Any]) -> bool:
-        """False when the worker has no connection."""
+        """Sends a message. Returns False if the worker has no connection."""
         with self._lock:
             line = self._lines.get(worker)
         return line is not None and line.send(message)

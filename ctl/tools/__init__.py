@@ -1,4 +1,4 @@
-"""Commands that look at a machine or a run and change nothing: `ctl doctor`, `ctl inspect`.
+"""Commands that read the state of a machine or a run without changing it: `ctl doctor`, `ctl inspect`.
 
-What they show is computed elsewhere. Nothing here is imported by a training run.
+They print values that other packages compute. A training run does not import this package.
 """

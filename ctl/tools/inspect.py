@@ -1,6 +1,6 @@
-"""`ctl inspect MODEL_DIR`: what checkpoints are there, whether they are good, who trains.
+"""The `ctl inspect MODEL_DIR` command: checkpoints of a run, their integrity, and the lock of the run.
 
-Looks and changes nothing. For local paths it needs no TensorFlow.
+The command is read-only. For local paths it does not import TensorFlow.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _NOT_CHECKED = "not checked"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints; returns 0, 1 if `--verify` finds damage, 2 for a path without checkpoints."""
+    """Prints the inspection. Returns 0, 1 if `--verify` finds damage, 2 for a path without checkpoints."""
     options = _parser().parse_args(list(argv))
     try:
         directory = _directory(paths.path(options.model_dir))
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def inspect_run(directory: AnyPath, *, verify: bool = False, best: str | None = None) -> dict[str, Any]:
-    """What is in a checkpoints directory, JSON-able; `verify` reads every file."""
+    """Returns the contents of a checkpoints directory as a JSON object. `verify` reads every file."""
     found, faults = commit.survey_checkpoints(directory)
     winner = Keep(best=best).best_of([m for _, m in found]) if best else None
     rows = [_row(path, m, verify, winner) for path, m in found]
@@ -78,7 +78,7 @@ def inspect_run(directory: AnyPath, *, verify: bool = False, best: str | None = 
 
 
 def inspection_text(seen: dict[str, Any], now: float) -> str:
-    """The same for a terminal; `now` is the Unix time in seconds."""
+    """Returns the inspection as text for a terminal. `now` is the Unix time (seconds)."""
     rows = seen["checkpoints"]
     head = ["step", "saved", "size", "files", "verified", "best", "metrics"]
     cells = [head] + [
@@ -175,7 +175,7 @@ def _is_damaged(seen: dict[str, Any]) -> bool:
 
 
 def _finite(value: float) -> float | str:
-    """JSON has no NaN and no infinity."""
+    """Returns the value, or a string for NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else str(value)
 
 

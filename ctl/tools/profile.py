@@ -1,6 +1,6 @@
-"""`ctl profile -- command`: a table of the time of a step by part, measured during training.
+"""The `ctl profile -- command` command: a table of the time of a step by part, measured during training.
 
-Replaces this process by the command, with CTL_PROFILE set. The chief reads the variable and prints the
+It replaces this process with the command and sets CTL_PROFILE. The chief reads the variable and prints the
 table once.
 """
 

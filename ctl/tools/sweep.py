@@ -1,7 +1,7 @@
-"""`ctl sweep -- command --name=a,b`: runs a training once for each combination of settings.
+"""The `ctl sweep -- command --name=a,b` command: one training run for each combination of settings.
 
-Each run has a directory of its own, so that a sweep that is started again goes on: runs that have ended
-well are left out, others resume from their checkpoints. TensorBoard's HPARAMS tab compares them.
+Each run has its own directory, so a sweep can be restarted: it skips runs that have succeeded, and other
+runs resume from their checkpoints. TensorBoard's HPARAMS tab compares the runs.
 """
 
 import argparse
@@ -41,13 +41,15 @@ _MOST_NAME = 150
 
 @dataclass
 class SweepRun:
-    """One combination.
+    """One combination of settings.
 
     Attributes:
-      settings: of the flags with several values, as they were written.
-      command: with these, and a model_dir of its own.
-      exit_code: None until it has ended.
-      metrics: of the newest evaluation, or else of training; with "step".
+      name: Name of the run and of its directory.
+      settings: Flag -> value as on the command line, for the flags with several values.
+      command: The command with these values, and with the directory as its model_dir.
+      directory: Directory of the run.
+      exit_code: None until the run has ended.
+      metrics: Metrics of the newest evaluation, or else of training, with "step".
     """
 
     name: str
@@ -59,12 +61,12 @@ class SweepRun:
 
     @property
     def digest(self) -> str:
-        """Of the command, which may hold secrets."""
+        """Hash of the command, because the command may contain secrets."""
         return hashlib.sha256("\0".join(self.command).encode()).hexdigest()
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code: 0 if every run ended well, 1 if one did not, 2 for what cannot be used."""
+    """Runs the sweep. Returns 0 if every run succeeded, 1 if a run failed, 2 for invalid arguments."""
     try:
         parsed, command = _parser().read(argv)
         if parsed is None:
@@ -80,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def planned(command: Sequence[str], directory: str) -> tuple[Path, list[SweepRun]]:
-    """Where the sweep is kept, and its runs, the last flag changing fastest. Raises UsageError."""
+    """Returns the directory of the sweep and its runs. The last flag changes fastest. Raises UsageError."""
     check_program(command[0], f"expected one on PATH, or an executable file; e.g. {SWEEP_EXAMPLE}")
     fixed, swept, own = _parsed(command)
     if not swept:
@@ -97,7 +99,7 @@ def planned(command: Sequence[str], directory: str) -> tuple[Path, list[SweepRun
 
 
 def _parsed(command: Sequence[str]) -> tuple[list[str], dict[str, list[str]], str]:
-    """The words without flags of several values; these; and --model_dir."""
+    """Returns the arguments without swept flags, the values of the swept flags, and --model_dir."""
     fixed: list[str] = []
     swept: dict[str, list[str]] = {}
     own = ""
@@ -141,7 +143,7 @@ def _directory_name(settings: Mapping[str, str]) -> str:
 
 
 def _ended_before(directory: Path, runs: Sequence[SweepRun]) -> list[SweepRun]:
-    """Runs of the same commands that have ended well. Raises UsageError."""
+    """Returns the runs that an earlier sweep of the same commands has completed. Raises UsageError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         known = json.loads((directory / _STATE).read_text())["runs"]
@@ -162,16 +164,16 @@ def _ended_before(directory: Path, runs: Sequence[SweepRun]) -> list[SweepRun]:
 
 
 class _Sweep:
-    """Runs that go on, some at a time."""
+    """Execution of the runs, at most `jobs` at a time."""
 
     def __init__(self, directory: Path, runs: Sequence[SweepRun], options: argparse.Namespace):
         self._directory, self._runs = directory, runs
         self._jobs, self._metric, self._largest = options.jobs, options.metric, options.max
-        self._processes: dict[int, tuple[SweepRun, Process]] = {}  # by the place, from 0 to jobs
+        self._processes: dict[int, tuple[SweepRun, Process]] = {}  # by device slot, from 0 to jobs - 1
         self._guard = Guard()
 
     def run(self, done: Sequence[SweepRun]) -> int:
-        """Returns the exit code when all have ended."""
+        """Executes the remaining runs and returns the exit code."""
         left = [run for run in self._runs if run not in done]
         said = f", {len(done)} of them done before" if done else ""
         print_message(
@@ -250,7 +252,7 @@ class _Sweep:
         )
 
     def _end(self, signals: PassedOnSignals) -> None:
-        """Passes a signal on, and waits while the runs save."""
+        """Forwards a signal and waits while the runs save."""
         until = time.monotonic() + _GRACE_SECS
         for _, process in self._processes.values():
             process.send(signal.SIGTERM)
@@ -275,7 +277,7 @@ class _Sweep:
         os.replace(new, self._directory / _STATE)
 
     def _table(self) -> str:
-        """The runs, the best first, and how to look at them."""
+        """Returns the table of runs, the best first, and the command that displays them."""
 
         def order(run: SweepRun) -> tuple[bool, float]:
             value = run.metrics.get(self._metric)
@@ -299,7 +301,7 @@ class _Sweep:
 
 
 def newest_metrics(directory: Path) -> dict[str, Any]:
-    """Those of the newest evaluation in metrics.jsonl, or else of training; none without a file."""
+    """Returns the metrics of the newest evaluation in metrics.jsonl, or else of training, or none."""
     found: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(OSError):
         for line in (directory / "metrics.jsonl").read_text().splitlines():
@@ -311,7 +313,7 @@ def newest_metrics(directory: Path) -> dict[str, Any]:
 
 
 def _device(place: int) -> dict[str, str]:
-    """Runs at the same time share the GPUs of CUDA_VISIBLE_DEVICES, one each."""
+    """Returns the GPU of a slot: concurrent runs share the GPUs of CUDA_VISIBLE_DEVICES, one each."""
     devices = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
     return {"CUDA_VISIBLE_DEVICES": devices[place % len(devices)]} if len(devices) > 1 else {}
 

@@ -1,4 +1,4 @@
-"""A line `ctl NAME [options] -- command [its options]`, of `ctl profile` and `ctl sweep`."""
+"""Parser for `ctl NAME [options] -- command [its options]`, used by `ctl profile` and `ctl sweep`."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from ctl.errors import UsageError
 
 
 class WrappingParser(argparse.ArgumentParser):
-    """Reads the options before `--`; raises UsageError instead of ending the process.
+    """Parser of the options before `--`. Raises UsageError instead of ending the process.
 
     Args:
-      name: such as "ctl sweep".
-      example: a line that works; shown with each error.
-      texts: of `argparse.ArgumentParser`.
+      name: Name, such as "ctl sweep".
+      example: A valid command line, part of each error message.
+      texts: Arguments of `argparse.ArgumentParser`.
     """
 
     def __init__(self, name: str, example: str, **texts: Any):
@@ -28,9 +28,9 @@ class WrappingParser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="store_true", help="show this text")
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace | None, list[str]]:
-        """The options, and the words after `--`; no options where help was wanted, which is printed.
+        """Returns the options and the arguments after `--`. --help is printed and returns (None, []).
 
-        Raises UsageError for what is no option and where no command came.
+        Raises UsageError for an unknown option or a missing command.
         """
         words = list(argv)
         split = words.index("--") if "--" in words else len(words)

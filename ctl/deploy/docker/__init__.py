@@ -1,1 +1,1 @@
-"""`ctl deploy docker`: a Dockerfile for one program."""
+"""Dockerfile of one program: `ctl deploy docker`."""

@@ -1,7 +1,7 @@
-"""The `ctl deploy docker` command: a Dockerfile and a .dockerignore beside your program.
+"""The `ctl deploy docker` command: a Dockerfile and a .dockerignore in the project directory.
 
-What changes least comes first, so that a change of the program builds one small layer. The process is
-Python itself, number 1 in its container: it gets SIGTERM directly, and ctl saves and ends with 143.
+Layers that change least come first, so a change of the program rebuilds one small layer. Python is
+process 1 in its container: it receives SIGTERM directly, saves a checkpoint and ends with exit code 143.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def write(line: CommandLine) -> None:
 
 
 def dockerfile(line: CommandLine, found: Project) -> str:
-    """The Dockerfile, without the comment on top."""
+    """Returns the Dockerfile without the comment at its top."""
     options, ctl = line.options, found.ctl
     is_url = ctl not in (".", "none") and not project.is_wheel(ctl)
     constraint = " --constraint /opt/constraints.txt" if found.constraints else ""
@@ -94,7 +94,7 @@ def _advice(options: argparse.Namespace, has_constraints: bool) -> Advice:
 
 
 def _tensorflow(word: str) -> str:
-    """A full version that ctl works with."""
+    """Returns a full version string that ctl supports."""
     found = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})\.[0-9]{1,4}", word)
     if not found or (int(found[1]), int(found[2])) < _OLDEST_TENSORFLOW:
         oldest = ".".join(map(str, _OLDEST_TENSORFLOW))
@@ -105,7 +105,7 @@ def _tensorflow(word: str) -> str:
 
 
 def parser() -> args.Parser:
-    """The parser of the options."""
+    """Returns the parser of the options."""
     made = args.Parser(
         "docker", "Writes a Dockerfile and a .dockerignore into a project directory.", DOCKER_EXAMPLE
     )

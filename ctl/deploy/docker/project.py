@@ -1,4 +1,4 @@
-"""What of a project directory goes into an image, found by looking at it.
+"""Contents of a project directory that are copied into an image.
 
 found = project.find_project(Path("."), ("python", "-m", "trainer.task"), ctl=None, copy=[])
 found.copied                # ("trainer",)
@@ -12,11 +12,11 @@ from pathlib import Path
 from ctl.errors import UsageError
 from ctl.io.console import quoted
 
-# no user in the URL, and no character that a shell would read
+# no user in the URL, and no character that a shell interprets
 _FETCHED = re.compile(
     r"git\+https://[\w.:-]+/[\w.~%+/-]+@[0-9a-f]{7,40}|https://[\w.:-]+/[\w.~%+/-]+\.(whl|tar\.gz)"
 )
-SOURCE_TREE = ("pyproject.toml", "README.md", "LICENSE", "ctl")  # what building ctl itself reads
+SOURCE_TREE = ("pyproject.toml", "README.md", "LICENSE", "ctl")  # files that a build of ctl reads
 _NOT_OURS = (
     "the name ctl on PyPI belongs to another project, so `pip install ctl` would bring that one. Write "
     "--ctl=tf_ctl-0.1.0-py3-none-any.whl after `pip wheel --no-deps --wheel-dir=. SOURCE_OF_CTL`, "
@@ -27,13 +27,13 @@ _NOT_OURS = (
 
 @dataclass(frozen=True)
 class Project:
-    """What is copied and installed; paths are relative to the directory.
+    """Files to copy and packages to install. Paths are relative to the directory.
 
     Attributes:
-      copied: directories and files of the program.
+      copied: Directories and files of the program.
       ctl: ".", a wheel, a URL for pip, or "none".
-      requirements: whether there is a requirements.txt.
-      constraints: whether there is a constraints.txt, a file of exact versions.
+      requirements: True if there is a requirements.txt.
+      constraints: True if there is a constraints.txt, a file of exact versions.
     """
 
     copied: tuple[str, ...]
@@ -52,9 +52,9 @@ class Project:
 def find_project(
     directory: Path, program: Sequence[str], *, ctl: str | None, copy: Sequence[str]
 ) -> Project:
-    """Finds the program's own code, requirements.txt, constraints.txt and how ctl is to be installed.
+    """Finds the program's code, requirements.txt, constraints.txt and the source of ctl.
 
-    Raises UsageError for code that is not there, and when nothing says where ctl comes from.
+    Raises UsageError if code does not exist or the source of ctl is not specified.
     """
     copied = [_inside(directory, "--copy", path) for path in copy]
     copied += [p for p in _own_code(directory, program) if p not in copied]
@@ -68,12 +68,12 @@ def find_project(
 
 
 def is_wheel(text: str) -> bool:
-    """Whether `--ctl` names a wheel in the directory, and not one that pip fetches."""
+    """Returns True if `--ctl` names a wheel in the directory, False for one that pip downloads."""
     return text.endswith(".whl") and "://" not in text
 
 
 def _own_code(directory: Path, program: Sequence[str]) -> list[str]:
-    """The package or script of the program; nothing for ctl's own modules."""
+    """Returns the package or script of the program, or an empty list for ctl's own modules."""
     for word, following in zip(program, [*program[1:], ""], strict=True):
         if word.endswith(".py"):
             return [_inside(directory, "the program", word).partition("/")[0]]
@@ -102,7 +102,7 @@ def _inside(directory: Path, option: str, text: str) -> str:
 
 
 def _ctl(directory: Path, asked: str | None) -> str:
-    """How ctl gets into the image; UsageError for a guess that could bring another package."""
+    """Returns the source of ctl for pip. Raises UsageError if it could resolve to another package."""
     if asked is None:
         wheels = sorted(path.name for path in directory.glob("tf_ctl-*.whl"))
         asked = "." if _is_source_tree(directory) else wheels[-1] if wheels else None

@@ -1,1 +1,1 @@
-"""`ctl deploy kubernetes`: a training job with its service, policies, storage and TensorBoard."""
+"""Training jobs for Kubernetes with service, policies, storage and TensorBoard: `ctl deploy kubernetes`."""

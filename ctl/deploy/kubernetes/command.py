@@ -1,4 +1,4 @@
-"""The `ctl deploy kubernetes` command: one file for `kubectl apply`."""
+"""The `ctl deploy kubernetes` command: writes one file for `kubectl apply`."""
 
 import shlex
 
@@ -13,7 +13,7 @@ from ctl.deploy.manifest import Document
 from ctl.deploy.output import Advice
 
 parser = kubernetes_options.parser
-LINE = "ctl/command-line"  # an annotation
+LINE = "ctl/command-line"  # name of an annotation
 _JOBS = ("Job", "TFJob", "TrainJob")
 
 
@@ -27,7 +27,7 @@ def write(line: CommandLine) -> None:
         notes=_notes(job, made),
         commands=_commands(job),
     )
-    if options.format == "json":  # which has no comments
+    if options.format == "json":  # JSON has no comments
         for document in made:
             if document["kind"] in _JOBS and document["metadata"]["name"] == job.name:
                 document["metadata"]["annotations"] = {LINE: line.as_text()}

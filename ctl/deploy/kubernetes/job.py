@@ -1,4 +1,4 @@
-"""One job on Kubernetes, read from the command line and checked; each mistake is one sentence."""
+"""Validated settings of one Kubernetes job. Each error message is one sentence."""
 
 import re
 from argparse import Namespace
@@ -17,15 +17,15 @@ _SET_BY_RUNTIME = frozenset((
 
 @dataclass(frozen=True)
 class KubernetesJob:
-    """What the templates need beside the options.
+    """Values for the templates in addition to the options.
 
     Attributes:
-      line: the command line.
-      name: of the job, and the beginning of all other names.
-      env: variables by name.
-      secrets: variables by name, each as SECRET:KEY.
-      claim: the PersistentVolumeClaim, or "" for none.
-      logdir: what TensorBoard shows, or "" without one.
+      line: The command line.
+      name: Name of the job and prefix of all other names.
+      env: Variable name -> value.
+      secrets: Variable name -> SECRET:KEY.
+      claim: Name of the PersistentVolumeClaim, or "" for none.
+      logdir: Log directory of TensorBoard, or "" without TensorBoard.
     """
 
     line: CommandLine
@@ -37,27 +37,27 @@ class KubernetesJob:
 
     @property
     def options(self) -> Namespace:
-        """The options of the line."""
+        """The options of the command line."""
         return self.line.options
 
     @property
     def has_peers(self) -> bool:
-        """Whether processes talk to each other."""
+        """True if the processes communicate."""
         return self.options.workers + self.options.ps > 1
 
     @property
     def is_indexed(self) -> bool:
-        """Whether the pods of a Job find each other by index."""
+        """True if the pods of a Job find their peers by index."""
         return self.options.workers > 1 or self.options.evaluator
 
     @property
     def shares_checkpoints(self) -> bool:
-        """Whether several pods use the checkpoints."""
+        """True if several pods use the checkpoints."""
         return bool(self.has_peers or self.options.evaluator or self.logdir)
 
 
 def read_job(line: CommandLine) -> KubernetesJob:
-    """The job of a command line; UsageError for options that do not fit together."""
+    """Returns the job of a command line. Raises UsageError for incompatible options."""
     options = line.options
     _check_flavor(line)
     if options.claim and options.storage:
@@ -94,7 +94,7 @@ def _check_flavor(line: CommandLine) -> None:
 
 
 def _logdir(line: CommandLine) -> str:
-    """Where TensorBoard looks; ctl writes curves to directories only."""
+    """Returns the log directory of TensorBoard. ctl writes curves to directories only."""
     model_dir = line.flag("model_dir")
     if not line.options.tensorboard:
         return ""
@@ -129,7 +129,7 @@ def _check_model_dir(job: KubernetesJob) -> None:
 
 
 def job_warnings(job: KubernetesJob) -> list[str]:
-    """What looks wrong and may still be meant."""
+    """Returns warnings for probable mistakes."""
     model_dir, options = job.line.flag("model_dir"), job.options
     found = checks.program_warnings(job.line, "--ps=N and --flavor=tfjob")
     gpu_labels = [pair for pair in options.node_selector if re.search("(gpu|accelerator).*=", pair)]

@@ -1,7 +1,7 @@
-"""The objects of a job, from the templates: volume, network policies, the job itself, TensorBoard.
+"""Kubernetes objects of a job, from the templates: volume, network policies, job, TensorBoard.
 
-A worker that loses a peer ends with 134, so one lost pod ends all of them, and each is counted: N pods
-use up N of the backoff limit in one restart of the job.
+A worker that loses a peer ends with 134, so the loss of one pod ends all pods, and each one is counted. One
+restart of a job with N pods uses N of the backoff limit.
 """
 
 import json
@@ -20,13 +20,13 @@ JOBSET = "jobset.sigs.k8s.io/jobset-name"
 
 
 def objects_of(job: KubernetesJob) -> list[Document]:
-    """All objects, in the order in which they are wanted: storage, who may reach whom, the job."""
+    """Returns all objects in the order of creation: storage, network policies, job, TensorBoard."""
     jobs = {"job": _job, "tfjob": _tfjob, "trainjob": _trainjob}[job.options.flavor](job)
     return [*_volume(job), *_policies(job), *jobs, *_tensorboard(job)]
 
 
 def _values(job: KubernetesJob) -> dict[str, Any]:
-    """What several templates have in common."""
+    """Returns the values that several templates share."""
     options = job.options
     return {
         **vars(options),
@@ -46,12 +46,12 @@ def _values(job: KubernetesJob) -> dict[str, Any]:
 
 
 def _escaped(words: Iterable[str]) -> list[str]:
-    """Words so that they arrive as they are: Kubernetes replaces `$(NAME)`, and `$$` by `$`."""
+    """Escapes arguments for Kubernetes, which replaces `$(NAME)`, and `$$` by `$`."""
     return [w.replace("$", "$$") if "$$" in w or "$(" in w else w for w in words]
 
 
 def _environment(job: KubernetesJob, own: Mapping[str, str]) -> list[Document] | None:
-    """Variables: what ctl sets, then those asked for, then those that Secrets hold."""
+    """Returns the environment variables: ctl's own, then `--env`, then references to Secrets."""
     shown = {**own, **job.env}
     env: list[Document] = [
         {"name": name, "value": value} for name, value in zip(shown, _escaped(shown.values()), strict=True)
@@ -63,10 +63,15 @@ def _environment(job: KubernetesJob, own: Mapping[str, str]) -> list[Document] |
 
 
 def _pod(job: KubernetesJob, component: str, own: Mapping[str, Any]) -> Document:
-    """A pod template; `own`: values that differ from those of a training pod.
+    """Returns a pod template.
 
-    Nodes with GPUs turn away pods that do not tolerate them, and `--node_selector` names such nodes when
-    there are GPUs: both are for the pods with GPUs only.
+    Nodes with GPUs reject pods that do not tolerate their taint, and `--node_selector` selects such nodes
+    if there are GPUs. Both settings apply only to pods with GPUs.
+
+    Args:
+      job: The job.
+      component: Value of the component label.
+      own: Values that differ from those of a training pod.
     """
     selector = named_values("--node_selector", job.options.node_selector)
     values = {
@@ -84,19 +89,19 @@ def _pod(job: KubernetesJob, component: str, own: Mapping[str, Any]) -> Document
 
 
 def _addresses(job: KubernetesJob, pod: str) -> list[str]:
-    """host:port of all training pods in order; `pod` is their name before the index."""
+    """Returns host:port of all training pods by index. `pod` is the prefix of their names."""
     domain = f".{job.options.namespace}.svc" if job.options.namespace else ""
     return [f"{pod}-{i}.{job.name}{domain}:{SERVICE_PORT}" for i in range(job.options.workers)]
 
 
 def _cluster_variables(job: KubernetesJob, addresses: list[str]) -> dict[str, str]:
-    """What ctl makes a cluster of; one worker alone needs nothing."""
+    """Returns the variables that define ctl's cluster. A single worker needs none."""
     own = {"CTL_WORKERS": ",".join(addresses)} if job.is_indexed else {}
     return own | ({"CTL_EVALUATOR": "1"} if job.options.evaluator else {})
 
 
 def _job(job: KubernetesJob) -> list[Document]:
-    """A Job: indexed, with a service without an address, where several pods are to find each other."""
+    """Returns a Job. With several pods it is indexed and has a headless Service for the pod names."""
     addresses = _addresses(job, job.name)
     env = _environment(job, _cluster_variables(job, addresses))
     pod: dict[str, Any] = {"restart_policy": "Never", "env": env}
@@ -107,7 +112,7 @@ def _job(job: KubernetesJob) -> list[Document]:
 
 
 def _evaluator(job: KubernetesJob, addresses: list[str]) -> list[Document]:
-    """A Job of one pod that evaluates checkpoints; it ends by itself when the training has."""
+    """Returns a Job of one pod that evaluates checkpoints. It ends after the training has ended."""
     if not job.options.evaluator:
         return []
     config = {"cluster": {"worker": addresses}, "task": {"type": "evaluator", "index": 0}}
@@ -118,7 +123,7 @@ def _evaluator(job: KubernetesJob, addresses: list[str]) -> list[Document]:
 
 
 def _tfjob(job: KubernetesJob) -> list[Document]:
-    """A TFJob of Kubeflow's training operator v1, which writes TF_CONFIG."""
+    """Returns a TFJob of Kubeflow's training operator v1, which sets TF_CONFIG."""
     options = job.options
     own = {"istio_inject": "false", "port_name": "tfjob-port", "port": SERVICE_PORT}
     count = options.workers + options.ps + options.evaluator
@@ -134,7 +139,7 @@ def _tfjob(job: KubernetesJob) -> list[Document]:
 
 
 def _trainjob(job: KubernetesJob) -> list[Document]:
-    """A TrainJob of Kubeflow Trainer v2, and a TrainingRuntime unless one is named."""
+    """Returns a TrainJob of Kubeflow Trainer v2, and a TrainingRuntime unless an existing one is used."""
     runtime = job.options.runtime
     addresses = _addresses(job, f"{job.name}-node-0")
     without = dict.fromkeys(("command", "args", "env", "resources"))
@@ -152,7 +157,7 @@ def _trainjob(job: KubernetesJob) -> list[Document]:
 
 
 def _volume(job: KubernetesJob) -> list[Document]:
-    """The PersistentVolumeClaim, if one is to be made; for several nodes if there are several pods."""
+    """Returns the PersistentVolumeClaim if a new volume is requested. Several pods need ReadWriteMany."""
     if not job.options.storage:
         return []
     access_mode = "ReadWriteMany" if job.shares_checkpoints else "ReadWriteOnce"
@@ -161,7 +166,7 @@ def _volume(job: KubernetesJob) -> list[Document]:
 
 
 def _policies(job: KubernetesJob) -> list[Document]:
-    """NetworkPolicies: the training pods reach each other, nobody else reaches any pod."""
+    """Returns NetworkPolicies that allow connections between training pods only."""
     options = job.options
     has_own_policy = job.has_peers or bool(options.runtime)
     components = {"training": not has_own_policy, "evaluator": options.evaluator, "tensorboard": job.logdir}
@@ -178,7 +183,7 @@ def _policies(job: KubernetesJob) -> list[Document]:
 
 
 def _tensorboard(job: KubernetesJob) -> list[Document]:
-    """A Deployment and a Service inside the cluster; never one that is reachable from outside."""
+    """Returns a Deployment and a Service, which is reachable only inside the cluster."""
     if not job.logdir:
         return []
     pod = {

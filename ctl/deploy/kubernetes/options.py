@@ -1,4 +1,4 @@
-"""The options of `ctl deploy kubernetes`: what they are called, what they mean, which values they take."""
+"""Options of `ctl deploy kubernetes`."""
 
 from ctl.deploy import args
 from ctl.deploy.args import Option
@@ -13,7 +13,7 @@ _SUBDOMAIN = "[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?"
 _LABEL = "[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?"
 _object = form(_SUBDOMAIN, "no name of Kubernetes; expected lower-case letters, digits, - and .")
 _namespace = form("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "no namespace; expected lower-case letters and digits")
-job_name = form(  # with -node-0-999 or -tensorboard and what Kubernetes adds, at most 63
+job_name = form(  # with -node-0-999 or -tensorboard and the suffixes of Kubernetes, at most 63 characters
     "[a-z]([-a-z0-9]{0,38}[a-z0-9])?",
     "no name of a job; expected lower-case letters, digits and hyphens, a letter first, at most 40 "
     "characters, such as --name=flowers-1",
@@ -36,7 +36,7 @@ _mount = form(r"(?!/dev/shm$)(/[\w.-]+)+", "no place for a volume; expected a pa
 
 
 def parser() -> args.Parser:
-    """The parser of the options."""
+    """Returns the parser of the options."""
     description = "Writes a Job, a TFJob or a TrainJob, and the objects that it needs."
     made = args.Parser("kubernetes", description, KUBERNETES_EXAMPLE, needs_program=False)
     made.add("the job", *args.job_options("pod", job_name))

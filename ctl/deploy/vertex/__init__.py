@@ -1,1 +1,1 @@
-"""`ctl deploy vertex`: a custom job, or a tuning job, for Vertex AI."""
+"""Custom jobs and tuning jobs for Vertex AI: `ctl deploy vertex`."""

@@ -1,15 +1,15 @@
-"""Options of a Vertex AI job that do not fit together; each mistake is one sentence."""
+"""Checks for incompatible options of a Vertex AI job. Each error message is one sentence."""
 
 from ctl.deploy import checks
 from ctl.deploy.args import CommandLine
 from ctl.deploy.vertex import tuning
 from ctl.errors import UsageError
 
-_SHARED = ("/gcs/", "gs://", "/mnt/nfs/", "/mnt/lustre/")  # what all machines of a job see
+_SHARED = ("/gcs/", "gs://", "/mnt/nfs/", "/mnt/lustre/")  # paths that all machines share
 
 
 def check_job(line: CommandLine, region: str) -> None:
-    """Raises UsageError for what Vertex AI would refuse for its structure, or what cannot train."""
+    """Raises UsageError for a job that Vertex AI would reject or that cannot train."""
     checks.check_parameter_servers(line)
     _check_reduction_server(line)
     _check_tensorboard(line, region)
@@ -45,7 +45,7 @@ def _check_tensorboard(line: CommandLine, region: str) -> None:
 
 
 def _check_evaluator(line: CommandLine) -> None:
-    """UsageError when an evaluator could not see the checkpoints."""
+    """Raises UsageError if the evaluator could not read the checkpoints."""
     model_dir = line.flag("model_dir")
     expected = "expected --model_dir=/gcs/BUCKET/PATH among the flags of the program"
     if not line.options.evaluator:
@@ -85,7 +85,7 @@ def _check_tuning(line: CommandLine) -> None:
 
 
 def vertex_warnings(line: CommandLine) -> list[str]:
-    """What looks wrong and may still be meant."""
+    """Returns warnings for probable mistakes."""
     options, model_dir = line.options, line.flag("model_dir")
     found = checks.program_warnings(line, "--ps=N")
     if line.program and not options.base_output and model_dir is None:

@@ -1,4 +1,4 @@
-"""The `ctl deploy vertex` command: a file for `gcloud ai custom-jobs create`, or the job itself."""
+"""The `ctl deploy vertex` command: writes a file for `gcloud ai custom-jobs create`, or submits the job."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ _GOOGLE_IMAGE = re.compile(r"([a-z0-9-]+|[A-Z_]+)-docker\.pkg\.dev/([^/]+)/")
 
 
 def write(line: CommandLine) -> None:
-    """Writes the job; with --submit also sends it."""
+    """Writes the job. With --submit also sends it."""
     options = line.options
     project, region = _place(options.image, options.project, options.region)
     vertex_checks.check_job(line, region)
@@ -46,7 +46,7 @@ def write(line: CommandLine) -> None:
 
 
 def _place(image: str, project: str | None, region: str | None) -> tuple[str, str]:
-    """Project and region: as given, else those of an image of Artifact Registry, else blanks."""
+    """Returns project and region: from the options, else from the name of the image, else placeholders."""
     found = _GOOGLE_IMAGE.match(image)
     by_image = (found[2], found[1]) if found else ("PROJECT", "REGION")
     if not re.fullmatch(vertex_options.REGION, by_image[1]):

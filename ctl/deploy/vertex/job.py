@@ -1,4 +1,4 @@
-"""A job of Vertex AI as its API has it, from the templates: CustomJobSpec, or HyperparameterTuningJob."""
+"""Vertex AI jobs in the format of the API: CustomJobSpec or HyperparameterTuningJob."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +14,13 @@ _REDUCTION_MACHINE = "n1-highcpu-16"
 
 @dataclass(frozen=True)
 class VertexJob:
-    """One job, as it is written and as it is sent.
+    """A job in its file format and its request format.
 
     Attributes:
-      name: how it is shown.
-      spec: what the file holds: a CustomJobSpec, or a whole HyperparameterTuningJob.
-      is_tuning: which of them.
-      labels: of the job; in the file only for tuning.
+      name: Display name.
+      spec: Content of the file: a CustomJobSpec, or a complete HyperparameterTuningJob.
+      is_tuning: True for a HyperparameterTuningJob.
+      labels: Labels of the job. The file contains them only for tuning.
     """
 
     name: str
@@ -30,11 +30,11 @@ class VertexJob:
 
     @property
     def has_gap(self) -> bool:
-        """Whether `gcloud ai custom-jobs create` refuses the file, as of version 528."""
+        """True if `gcloud ai custom-jobs create` rejects the file, as of version 528."""
         return not self.is_tuning and {} in self.spec["workerPoolSpecs"]
 
     def as_sent(self) -> Document:
-        """What the API takes."""
+        """Returns the request body of the API."""
         if self.is_tuning:
             return self.spec
         labels = {"labels": self.labels} if self.labels else {}
@@ -42,7 +42,7 @@ class VertexJob:
 
 
 def job_of(line: CommandLine, region: str) -> VertexJob:
-    """The job of a command line."""
+    """Returns the job of a command line."""
     options, tuned = line.options, line.options.metric or {}
     name = options.name or options.image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     labels = validators.named_values("--label", options.label)
@@ -66,7 +66,7 @@ def job_of(line: CommandLine, region: str) -> VertexJob:
 
 
 def _custom_job(line: CommandLine, region: str, args: list[str]) -> Document:
-    """The CustomJobSpec; when a worker starts again all do, but not with parameter servers."""
+    """Returns the CustomJobSpec. A worker restart restarts all workers, except with parameter servers."""
     options = line.options
     env = [{"name": k, "value": v} for k, v in validators.variables(options.env).items()]
     program = {"command": line.command or None, "args": args or None, "env": env or None}
@@ -75,7 +75,7 @@ def _custom_job(line: CommandLine, region: str, args: list[str]) -> Document:
     gpus = {"accelerator": gpu or None, "accelerator_count": int(count or 1) if gpu else None}
 
     def pool(replicas: int, machine_type: str, image: str, own: dict[str, Any]) -> Document | None:
-        """A WorkerPoolSpec; one without replicas is empty."""
+        """Returns a WorkerPoolSpec, empty without replicas."""
         values = {
             "replicas": replicas,
             "machine_type": machine_type,

@@ -1,6 +1,6 @@
-"""The options of `ctl deploy vertex`: what they are called, what they mean, which values they take.
+"""Options of `ctl deploy vertex`.
 
-The values have the right form; whether a machine type, a GPU or a region exists is for Vertex AI to say.
+The format of the values is checked. Vertex AI checks the existence of a machine type, a GPU or a region.
 """
 
 import argparse
@@ -50,14 +50,14 @@ _region = form(REGION, "no region; expected one such as us-central1")
 
 
 def _name(word: str) -> str:
-    """A display name."""
+    """Returns a display name."""
     if not 0 < len(word) <= _MAX_NAME:
         raise argparse.ArgumentTypeError(f"it has {len(word)} characters; expected 1 to {_MAX_NAME}")
     return word
 
 
 def parser() -> args.Parser:
-    """The parser of the options."""
+    """Returns the parser of the options."""
     description = "Writes a CustomJob for Vertex AI, or a HyperparameterTuningJob."
     made = args.Parser("vertex", description, VERTEX_EXAMPLE, needs_program=False)
     made.add("the job", *args.job_options("machine", _name))

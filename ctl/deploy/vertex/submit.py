@@ -1,7 +1,7 @@
-"""Sends a job to Vertex AI with Google's client, exactly as it stands in the file.
+"""Submission of a job to Vertex AI with Google's client, unchanged from the file.
 
-The client of the API takes the file's own words; the classes `aiplatform.CustomJob` and
-`CustomContainerTrainingJob` would take them apart and build another job of them.
+The low-level API client accepts the contents of the file. The classes `aiplatform.CustomJob` and
+`CustomContainerTrainingJob` would parse them and build a different job.
 """
 
 from typing import Any
@@ -15,22 +15,22 @@ _INSTALL = (
 
 
 class SubmissionError(CtlError):
-    """The service, or the way to it, refused a job."""
+    """Rejection of a job by the service, or a failed connection to it."""
 
     exit_code = EXIT_FAILED
 
 
 def submit(job: dict[str, Any], project: str, region: str, client: Any = None) -> str:
-    """Creates a CustomJob, or a HyperparameterTuningJob if it has a study; returns its resource name.
+    """Creates a CustomJob, or a HyperparameterTuningJob if it has a study. Returns its resource name.
 
     Args:
-      job: as the API has it, in camelCase.
-      project: the project's ID.
-      region: such as "us-central1".
-      client: a JobServiceClient; None for one with the credentials of this login.
+      job: Request body of the API, in camelCase.
+      project: ID of the project.
+      region: Region, such as "us-central1".
+      client: A JobServiceClient. None: a new one with the default credentials.
 
-    Raises UsageError without the client's package, without credentials and for a word that the client does
-    not know; RefusedError for an error of the service. Both are quoted unchanged.
+    Raises UsageError if the client's package or the credentials are missing or the client does not accept a
+    field, and SubmissionError for an error of the service. The original messages are quoted unchanged.
     """
     try:
         from google.api_core.exceptions import GoogleAPIError

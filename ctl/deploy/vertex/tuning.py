@@ -1,4 +1,4 @@
-"""What a tuning job varies and what it looks for, from words such as `learning_rate:1e-4..1e-1:log`."""
+"""Parameters and metric of a tuning job, from strings such as `learning_rate:1e-4..1e-1:log`."""
 
 import re
 from argparse import ArgumentTypeError, Namespace
@@ -13,7 +13,7 @@ _RANGE = re.compile(rf"(?P<least>{_NUMBER})\.\.(?P<most>{_NUMBER})(?::(?P<scale>
 
 
 def parameter(word: str) -> dict[str, Any]:
-    """The ParameterSpec of a `--tune` word; whole numbers at both ends make whole numbers."""
+    """Returns the ParameterSpec of a `--tune` value. Two integer bounds create an integer parameter."""
     name, _, rest = word.partition(":")
     values = rest.split("|")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not rest:
@@ -45,7 +45,7 @@ def _interval(word: str, name: str, rest: str) -> dict[str, Any]:
 
 
 def metric(word: str) -> dict[str, str]:
-    """Name and goal of `--metric`; what sounds like a loss needs its goal in words."""
+    """Returns name and goal of `--metric`. A name that resembles a loss requires an explicit goal."""
     name, _, goal = word.partition(":")
     expected = f"expected {name}:minimize or {name}:maximize"
     if not re.fullmatch(r"[A-Za-z0-9_./-]{1,64}", name):
@@ -58,5 +58,5 @@ def metric(word: str) -> dict[str, str]:
 
 
 def trials(options: Namespace) -> tuple[int, int]:
-    """How many trials there are in all, and at a time."""
+    """Returns the total number of trials and the number of parallel trials."""
     return options.trials or 10, options.parallel_trials or 2

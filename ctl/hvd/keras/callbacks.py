@@ -1,4 +1,4 @@
-"""Callbacks for `model.fit` on several ranks, of Keras 3 and of tf_keras.
+"""Callbacks for `model.fit` on several ranks, for Keras 3 and tf_keras.
 
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
@@ -6,7 +6,7 @@
         hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.001 * hvd.size()),
     ]
 
-All of them are collective or equal on all ranks: give them to `fit` on every rank.
+All of them are collective or equal on all ranks: pass them to `fit` on every rank.
 """
 
 import numbers
@@ -31,15 +31,15 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(TwoKerasCallback):
-    """Gives all ranks the weights and the optimizer's state of one, after the first batch.
+    """A callback that broadcasts the weights and the optimizer's state of one rank after the first batch.
 
-    Only then does the optimizer have all of its variables. Metrics, and the seeds of dropout, stay
-    as they are.
+    Before that, the optimizer does not have all of its variables. Metrics and the seeds of dropout are
+    not broadcast.
 
     Args:
-      root_rank: whose variables all get.
-      device: accepted.
-      local_variables: one or several that stay as they are.
+      root_rank: Rank with the variables to broadcast.
+      device: Device of the operation.
+      local_variables: One variable or several that are not broadcast.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None):
@@ -52,13 +52,13 @@ class BroadcastGlobalVariablesCallback(TwoKerasCallback):
             self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves `var` out."""
+        """Excludes `var` from the broadcast."""
         if not hasattr(var, "assign"):
             raise UsageError(f"local_variables holds {var!r}; expected variables only.")
         self._local.add(key(var))
 
     def on_batch_end(self, batch: int, logs: Mapping | None = None) -> None:
-        """Collective, the first time."""
+        """Broadcasts the variables after the first batch. Collective."""
         if self.broadcast_done:
             return
         state = getattr(self.model.optimizer, "variables", [])
@@ -75,13 +75,13 @@ def _several(variables: Any) -> Iterable[Any]:
 
 
 class MetricAverageCallback(TwoKerasCallback):
-    """Averages an epoch's metrics over ranks, in place: callbacks after this one see the averages.
+    """A callback that averages an epoch's metrics over ranks, in place. Later callbacks get the averages.
 
-    Put it before ReduceLROnPlateau, EarlyStopping, TensorBoard and the like, so that they decide the
-    same on all ranks. Each rank counts alike, however many examples it has seen.
+    Put it before ReduceLROnPlateau, EarlyStopping, TensorBoard and similar callbacks, so that their
+    decisions are equal on all ranks. All ranks have equal weight, independent of their number of examples.
 
     Args:
-      device: accepted.
+      device: Ignored.
     """
 
     def __init__(self, device: str = ""):
@@ -89,7 +89,7 @@ class MetricAverageCallback(TwoKerasCallback):
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: MutableMapping | None = None) -> None:
-        """Collective. Raises UsageError on all ranks if they have different metrics."""
+        """Averages the metrics. Collective. Raises UsageError on all ranks if their metrics differ."""
         logs = {} if logs is None else logs
         mine = {k: float(v) for k, v in sorted(logs.items()) if _is_number(v)}
         everyone = objects.allgather_object(mine, name="MetricAverageCallback")
@@ -109,11 +109,11 @@ def _is_number(value: Any) -> bool:
 
 
 class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):
-    """Keras's ModelCheckpoint that keeps the best only; give it to `fit` on rank 0.
+    """Keras's ModelCheckpoint with `save_best_only`. Pass it to `fit` on rank 0.
 
     Args:
-      monitor, verbose, save_weights_only, mode, save_freq: as Keras has them.
-      filepath: where; or set the attribute of this name before `fit`.
+      monitor, verbose, save_weights_only, mode, save_freq: See Keras.
+      filepath: Path of the file. The attribute of this name may also be set before `fit`.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):
             self.filepath = None
 
     def on_train_begin(self, logs: Mapping | None = None) -> None:
-        """Raises UsageError if nobody has said where to save."""
+        """Raises UsageError if `filepath` is not set."""
         if not self.filepath:
             raise UsageError(
                 "BestModelCheckpoint has no filepath; expected "

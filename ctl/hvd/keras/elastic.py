@@ -10,7 +10,7 @@ def train(state):
         hvd.elastic.CommitStateCallback(state, batches_per_commit=10),
     ])
 
-Callbacks that update come before the one that commits, which otherwise commits what was before.
+The commit callback comes after the update callbacks. Otherwise it commits outdated values.
 """
 
 from typing import Any
@@ -29,14 +29,14 @@ __all__ = [
 
 
 class KerasState(TensorFlowKerasState):
-    """A Keras model, its optimizer, and objects by keyword such as `batch=0, epoch=0`."""
+    """A state of a Keras model, its optimizer, and objects by keyword such as `batch=0, epoch=0`."""
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any):
         super().__init__(model, optimizer, **kwargs)
 
 
 class CommitStateCallback(TwoKerasCallback):
-    """Commits after every `batches_per_commit` batches of this call of `fit`, and after each epoch."""
+    """A callback that commits every `batches_per_commit` batches of one `fit`, and after each epoch."""
 
     def __init__(self, state: State, batches_per_commit: int = 1):
         super().__init__()
@@ -60,10 +60,10 @@ class CommitStateCallback(TwoKerasCallback):
 
 
 class UpdateBatchStateCallback(TwoKerasCallback):
-    """Keeps in `state.batch` how many batches of the epoch are done; 0 at its end.
+    """A callback that stores the number of completed batches of the epoch in `state.batch`; 0 at its end.
 
-    An epoch that is taken up again begins at `state.batch`. Keras 3 does not let a callback shorten it:
-    for an epoch of equal length give `fit` data that begins there, or `steps_per_epoch` for the rest.
+    A resumed epoch begins at `state.batch`. Keras 3 does not let a callback shorten the epoch. For an epoch
+    of equal length pass `fit` a dataset that begins there, or `steps_per_epoch` for the remaining batches.
     """
 
     def __init__(self, state: State):
@@ -82,7 +82,7 @@ class UpdateBatchStateCallback(TwoKerasCallback):
 
 
 class UpdateEpochStateCallback(TwoKerasCallback):
-    """Keeps in `state.epoch` how many epochs are done, over all calls of `fit`."""
+    """A callback that stores the number of completed epochs in `state.epoch`, over all calls of `fit`."""
 
     def __init__(self, state: State):
         super().__init__()

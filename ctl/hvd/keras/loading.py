@@ -1,4 +1,4 @@
-"""A saved model, to be trained on: its optimizer becomes a distributed one and keeps its state."""
+"""Loading of a saved model for training. Its optimizer becomes a distributed one and keeps its state."""
 
 import contextlib
 import json
@@ -22,15 +22,15 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """The model of a .keras or .h5 file; of Keras 3, or of tf_keras where it was saved by that.
+    """Returns the model of a .keras or .h5 file, of Keras 3 or of tf_keras, depending on the file.
 
     Args:
-      filepath: path, or for .h5 an open h5py.File.
-      custom_optimizers: classes of optimizers that Keras does not know.
-      custom_objects: by name, as for `keras.models.load_model`; an optimizer may also be a function
-        that makes it, of its config.
-      compression: of the distributed optimizer.
-      legacy_opts: accepted; the file says which optimizer it is.
+      filepath: Path, or for .h5 an open h5py.File.
+      custom_optimizers: Optimizer classes that are not part of Keras.
+      custom_objects: Name -> object, as for `keras.models.load_model`. For an optimizer it may also be a
+        function that creates it from its config.
+      compression: Compression of the distributed optimizer.
+      legacy_opts: Ignored. The file specifies the optimizer.
     """
     known: dict[str, Any] = {cls.__name__: cls for cls in custom_optimizers or ()}
     version, optimizer = _said(filepath)
@@ -48,7 +48,7 @@ def load_model(
 
 
 class _Made:
-    """A function where Keras expects a class."""
+    """An adapter from a function to the class that Keras expects."""
 
     def __init__(self, function: Any):
         self._function = function
@@ -58,12 +58,12 @@ class _Made:
 
 
 def _keras_of(version: str) -> Any:
-    """`tf.keras`, unless the file is of Keras 2 and the script has imported tf_keras."""
+    """Returns `tf.keras`, or tf_keras if the file is of Keras 2 and the script has imported tf_keras."""
     return sys.modules.get("tf_keras", tf.keras) if version.startswith("2.") else tf.keras
 
 
 def _lost_its_state(optimizer: Any) -> bool:
-    """Keras 3 builds the optimizer of an .h5 file for no variables at all."""
+    """Returns True for an optimizer of an .h5 file, which Keras 3 builds without variables."""
     return (
         getattr(optimizer, "built", False)
         and not optimizer_attributes.trainable_variables(optimizer, default=True)
@@ -72,7 +72,7 @@ def _lost_its_state(optimizer: Any) -> bool:
 
 
 def _restore(optimizer: Any, variables: Sequence[Any], file: Any) -> None:
-    optimizer.built = False  # else it would return at once
+    optimizer.built = False  # otherwise `build` would return immediately
     optimizer.build(list(variables))
     group = file.get("optimizer_weights")
     names = [] if group is None else group.attrs.get("weight_names", [])
@@ -84,7 +84,7 @@ def _restore(optimizer: Any, variables: Sequence[Any], file: Any) -> None:
 
 @contextlib.contextmanager
 def _hdf5(filepath: Any) -> Iterator[Any]:
-    """An open file, or the one at the path."""
+    """Yields an open file unchanged, or opens the file at a path."""
     import h5py
 
     if isinstance(filepath, (str, os.PathLike)):
@@ -95,7 +95,7 @@ def _hdf5(filepath: Any) -> Iterator[Any]:
 
 
 def _said(filepath: Any) -> tuple[str, str]:
-    """(version of Keras, class of the optimizer) in a file; empty for what is not said."""
+    """Returns (version of Keras, class of the optimizer) of a file, "" for missing values."""
     if isinstance(filepath, (str, os.PathLike)):
         if zipfile.is_zipfile(filepath):
             with zipfile.ZipFile(filepath) as archive:
@@ -109,7 +109,7 @@ def _said(filepath: Any) -> tuple[str, str]:
             version = _text(file.attrs.get("keras_version", ""))
             training = json.loads(_text(file.attrs.get("training_config", "{}")))
     except OSError:
-        return "", ""  # no file of this kind: Keras has the sentence
+        return "", ""  # not a file of this type: Keras raises the error
     return version, _class_name(training.get("optimizer_config"))
 
 

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer` with the order of arguments that `horovod.keras` has."""
+"""`DistributedOptimizer` with the order of arguments of `horovod.keras`."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """See `ctl.hvd.DistributedOptimizer`."""
+    """Returns a distributed optimizer. See `ctl.hvd.DistributedOptimizer`."""
     return every.DistributedOptimizer(
         optimizer,
         name=name,
@@ -57,9 +57,9 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """`DistributedOptimizer` whose `local_layers`, a layer or several, are this rank's own.
+    """Returns a `DistributedOptimizer` with `local_layers`, one layer or several, that only this rank has.
 
-    Their gradients stay here, divided by the number of ranks unless `scale_local_gradients` is off.
+    Their gradients are not exchanged. They are divided by the number of ranks if `scale_local_gradients`.
     """
     local = every.optimizer_variables(local_layers)
     made = DistributedOptimizer(

@@ -1,4 +1,4 @@
-"""Callbacks that set the learning rate from the host: by epoch, or by batch while it warms up."""
+"""Callbacks that set the learning rate from the host: per epoch, or per batch during the warm-up."""
 
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
@@ -10,7 +10,7 @@ from ctl.tensorflow_patches import optimizer_attributes
 
 
 class TwoKerasCallback(tf.keras.callbacks.Callback):
-    """A callback that `fit` of Keras 3 and of tf_keras both take."""
+    """A callback that is compatible with `fit` of Keras 3 and of tf_keras."""
 
     _chief_worker_only = None
     _supports_tf_logs = False
@@ -26,22 +26,22 @@ class TwoKerasCallback(tf.keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(TwoKerasCallback):
-    """Sets the learning rate to `initial_lr * multiplier` in epochs `start_epoch` to `end_epoch`.
+    """A callback that sets the rate to `initial_lr * multiplier` from `start_epoch` to `end_epoch`.
 
-    When the rate changes, the optimizer's momentum is scaled by as much: it holds steps that were
-    made at the old rate (Goyal et al. 2017, arXiv:1706.02677, section 2.1).
+    When the rate changes, the optimizer's momentum is scaled by the same factor, because it contains
+    steps at the old rate (Goyal et al. 2017, arXiv:1706.02677, section 2.1).
 
     Args:
-      initial_lr: learning rate at the start.
-      multiplier: a function of the epoch; a number `m` stands for `m ** (epoch - start_epoch)`.
-      start_epoch: the first.
-      end_epoch: the first that is left alone again; None for never.
-      staircase: whether the rate changes with the epoch, or with every batch; the function then gets
+      initial_lr: Learning rate at the start.
+      multiplier: A function of the epoch. A number `m` represents `m ** (epoch - start_epoch)`.
+      start_epoch: The first epoch.
+      end_epoch: The first epoch after the schedule; None for no end.
+      staircase: If True, the rate changes with the epoch, else with every batch. The function then gets
         fractions of epochs.
-      momentum_correction: whether momentum is scaled.
-      steps_per_epoch: batches; needed for `staircase=False` where `fit` does not know it.
+      momentum_correction: If True, scales the momentum.
+      steps_per_epoch: Batches per epoch. Required for `staircase=False` if `fit` cannot determine it.
 
-    Raises UsageError for an optimizer whose rate cannot be set.
+    Raises UsageError for an optimizer without an assignable learning rate.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LearningRateScheduleCallback(TwoKerasCallback):
         )
 
     def on_train_begin(self, logs: Mapping | None = None) -> None:
-        """Finds out how many batches an epoch has, if that matters."""
+        """Determines the number of batches per epoch, if it is needed."""
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -79,7 +79,7 @@ class LearningRateScheduleCallback(TwoKerasCallback):
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Mapping | None = None) -> None:
-        """Remembers the epoch."""
+        """Stores the epoch."""
         self.current_epoch = epoch
 
     def on_batch_begin(self, batch: int, logs: Mapping | None = None) -> None:
@@ -109,13 +109,13 @@ class LearningRateScheduleCallback(TwoKerasCallback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from `initial_lr / size` to `initial_lr` over the first epochs.
+    """A callback that increases the learning rate from `initial_lr / size` to `initial_lr`.
 
     Args:
-      initial_lr: the rate after the warm-up, for all ranks: `rate of one process * hvd.size()`.
-      warmup_epochs: how long.
-      momentum_correction, steps_per_epoch: see `LearningRateScheduleCallback`.
-      verbose: 1 to have rank 0 print when it is over.
+      initial_lr: The rate after the warm-up, for all ranks: `rate of one process * hvd.size()`.
+      warmup_epochs: Duration of the warm-up (epochs).
+      momentum_correction, steps_per_epoch: See `LearningRateScheduleCallback`.
+      verbose: If 1, rank 0 prints a message at the end of the warm-up.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: MutableMapping | None = None) -> None:
-        """Adds the rate to the logs, and says when it has been reached."""
+        """Adds the rate to the logs, and prints a message at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and epoch == (self.end_epoch or 0) - 1 and process.rank() == 0:
             rate = _rate(self.model.optimizer)
@@ -154,7 +154,7 @@ def _rate(optimizer: Any) -> float:
 
 
 def _set_rate(optimizer: Any, value: float) -> None:
-    """In the variable that a compiled step reads."""
+    """Assigns the variable that a compiled step reads."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate: Any = optimizer_attributes.legacy_learning_rate(inner)
     if not hasattr(rate, "assign"):
@@ -170,7 +170,7 @@ def _set_rate(optimizer: Any, value: float) -> None:
 
 
 def _momentum(optimizer: Any) -> list[Any]:
-    """Variables that hold the last steps; none before the first, or without momentum."""
+    """Returns the momentum variables. There are none before the first step, or without momentum."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not hasattr(inner, "momentum"):
         return []

@@ -1,4 +1,4 @@
-"""Collectives on values: numbers, arrays, tensors. The result is a tensor, or in a graph its value."""
+"""Collectives on numbers, arrays and tensors. The result is a tensor, or in a graph session its value."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """The value, reduced over ranks: `op`, by default Average. See `ctl.hvd.allreduce`."""
+    """Returns the value reduced over ranks with `op`, by default Average. See `ctl.hvd.allreduce`."""
     return _value(
         ops.allreduce(
             tf.convert_to_tensor(value),
@@ -36,20 +36,20 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """The values of all ranks, one after the other along the first dimension."""
+    """Returns the values of all ranks, concatenated along the first dimension."""
     return _value(ops.allgather(tf.convert_to_tensor(value), name=name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """The value of `root_rank`."""
+    """Returns the value of `root_rank`."""
     return _value(ops.broadcast(tf.convert_to_tensor(value), root_rank, name=name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = ops.Average) -> Any:
-    """The value, reduced over ranks: this rank's share of the first dimension."""
+    """Returns this rank's part, along the first dimension, of the value reduced over ranks."""
     return _value(ops.reducescatter(tf.convert_to_tensor(value), op=op, name=name))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Gives all ranks the variables of `root_rank`, in a graph; RuntimeError when executing eagerly."""
+    """Broadcasts the variables of `root_rank` in a graph. Raises RuntimeError when executing eagerly."""
     return _value(hooks.broadcast_global_variables(root_rank))

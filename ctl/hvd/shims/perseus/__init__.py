@@ -1,5 +1,5 @@
-"""`perseus` for programs that `ctlrun --as-horovod` starts; `ctl.hvd.as_horovod` adds its modules."""
+"""`perseus` for programs that `ctlrun --as-horovod` starts. `ctl.hvd.as_horovod` adds its modules."""
 
-__ctl__ = True  # tells `as_horovod` that this is no package of the vendor
+__ctl__ = True  # marks this package for `as_horovod` as not the vendor's
 
 import ctl.hvd.as_horovod  # noqa: F401 (importing it is its use)
