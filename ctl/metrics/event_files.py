@@ -11,6 +11,7 @@ from typing import Any
 
 from ctl.io import paths
 from ctl.metrics.publishing import Publishing
+from tensorboard.compat import tf
 from tensorboard.compat.proto import event_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -23,6 +24,14 @@ _RECORD_BYTES = 16  # length and checksums of a record
 _SPARE_BYTES = 1 << 14
 _MAX_WAIT_SECS = 5.0
 _log = logging.getLogger("ctl")
+
+
+def import_file_system() -> None:
+    """Imports TensorFlow, whose file systems `EventFileWriter` uses, in the calling thread.
+
+    A background thread that imports it while the process ends crashes the process.
+    """
+    _ = tf.io
 
 
 class EventFolder:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from ctl.io import paths
+from ctl.metrics.event_files import import_file_system
 from ctl.metrics.protocol import Ended, Event, MetricWriter, Saved, Shown, Started, Traced
 from ctl.metrics.publishing import EVERY_SECS
 from ctl.metrics.tensorboard_log import TensorBoardLog
@@ -104,6 +105,7 @@ class TensorBoardWriter(MetricWriter):
                 )
 
     def _start(self) -> None:
+        import_file_system()
         self._queue = queue.Queue(self._queue_size)
         self._thread = threading.Thread(
             target=self._run, args=(self._queue,), name="ctl-tensorboard", daemon=True

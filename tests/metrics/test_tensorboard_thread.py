@@ -138,6 +138,15 @@ def test_numbers_without_an_end_are_written_when_the_program_exits(logs):
     assert scalar_steps(logs / "train") == [1, 2]
 
 
+def test_a_program_without_tensorflow_writes_its_numbers_and_ends_normally(logs):
+    program = (
+        "import sys, ctl; writer = ctl.TensorBoardWriter(sys.argv[1]); "
+        "writer.write(1, {'loss': 1.0}, 'train'); writer.write(2, {'loss': 2.0}, 'train')"
+    )
+    subprocess.run([sys.executable, "-c", program, str(logs)], check=True, timeout=120)
+    assert scalar_steps(logs / "train") == [1, 2]
+
+
 def test_a_value_that_is_no_number_is_the_callers_error(logs):
     with pytest.raises((TypeError, ValueError)):
         TensorBoardWriter(logs).write(1, {"loss": "high"})
