@@ -1,6 +1,6 @@
-"""Custom training loops for TensorFlow 2, the same file on one device, several, or many machines.
+"""Custom training loops for TensorFlow 2, with the same code on one device, many devices or many machines.
 
-Names are loaded when first used: `import ctl` alone imports neither TensorFlow nor anything large.
+Public names are imported on first use. `import ctl` does not import TensorFlow or another large package.
 """
 
 import importlib

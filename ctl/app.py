@@ -1,12 +1,12 @@
-"""A training binary: absl flags become a strategy, intervals and a trainer, and an exit code.
+"""Main function of training programs: creates a trainer from absl flags and returns an exit code.
 
     LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-3, "Step size of Adam.")
 
     if __name__ == "__main__":
         ctl.run(Mnist, learning_rate=LEARNING_RATE)
 
-Only this module reads the flags below. A model defines the flags for its own settings and passes them
-to `ctl.run` by name.
+Only this module reads the flags of `ctl`. A model defines flags for its own settings and passes them to
+`ctl.run` by name.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ctl.trainer import Trainer
 
 
-_PLAIN = (bool, int, float, str, list, tuple, type(None))  # values that workers compare directly
-_REPORT_SECS = 10.0  # for the chief to reach an error that all workers have
+_PLAIN = (bool, int, float, str, list, tuple, type(None))  # types of values that workers compare directly
+_REPORT_SECS = 10.0  # time for the chief to report an error that all workers have
 _WITH_A_CHECKPOINT = ("eval", "export", "predict")  # modes
 
 
@@ -44,8 +44,8 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
     """Parses the command line, runs the program in --mode, and ends the process with an exit code.
 
     Args:
-      trainer: a Trainer subclass; called with the Trainer's own arguments and `settings`.
-      settings: arguments of the subclass; absl flag holders are replaced by their values. Shown as
+      trainer: Trainer subclass or factory, called with the arguments of `ctl.Trainer` and `settings`.
+      settings: Arguments of the subclass. absl flag holders are replaced by their values. Logged as
         hyperparameters.
 
     Raises UsageError in a notebook.
@@ -53,7 +53,7 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
     _check_not_in_notebook(trainer)
     exit_hook.install_exit_hook()
     heartbeat.current.start()
-    gc.freeze()  # what was imported stays; looking through it took 0.2 s before the first step
+    gc.freeze()  # imported objects stay alive; scanning them took 0.2 s before the first step
     code: Any = 0
     with signals.immediate_exit():
         try:
@@ -65,7 +65,7 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
             code = e.code or 0
     if not isinstance(code, int):
         raise SystemExit(code)
-    raise exit_hook.Exit(code)  # a new one: that of absl is part of a reference cycle
+    raise exit_hook.Exit(code)  # a new exception, as that of absl is part of a reference cycle
 
 
 def _check_not_in_notebook(make_trainer: Callable[..., Any]) -> None:
@@ -78,7 +78,7 @@ def _check_not_in_notebook(make_trainer: Callable[..., Any]) -> None:
 
 
 def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
-    """Reads flags; --help prints the grouped list and ends with 0, a bad flag ends with 2."""
+    """Parses the flags. --help prints the grouped flags and exits with 0; an invalid flag exits with 2."""
     before = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     if any(a in ("--help", "-help", "-h", "-?", "--helpshort") for a in before):
         with contextlib.suppress(BrokenPipeError):
@@ -94,7 +94,7 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
         detection.apply_settings()
     except UsageError as e:
         _fail(e)
-    with log_filter.quiet():  # TensorFlow has absl look for GPUs before main is called
+    with log_filter.quiet():  # the search for GPUs, which TensorFlow makes absl do before main
         import tensorflow as tf
 
         tf.config.list_physical_devices()
@@ -128,13 +128,13 @@ def _fail(error: CtlError) -> None:
 
 
 def _await_report_of_chief(line: str) -> None:
-    """Waits after the line of a worker, since a launcher ends all processes when the first has failed."""
+    """Waits if a worker printed a line, as a launcher ends all processes after the first failure."""
     if line:
         time.sleep(_REPORT_SECS)
 
 
 def _line_of_a_worker(error: BaseException) -> str:
-    """Returns one line for an error that all workers have, on a worker other than the chief; else ""."""
+    """Returns one line for an error that all workers have; "" for other errors and on the chief."""
     if not error_report.is_common(error):
         return ""
     with contextlib.suppress(UsageError):
@@ -206,7 +206,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
 
 
 def _possible_formats(trainer: "Trainer", config: Config, formats: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the default formats that can be written; logs why there are none."""
+    """Returns the default formats that the model supports. If there are none, logs the reason."""
     from ctl.checkpoints.export import default_formats, supported_formats
 
     if not config.model_dir or config.mode in ("eval", "predict"):
@@ -253,7 +253,7 @@ def _has_checkpoints(model_dir: str) -> bool:
 
 
 def _prepare(trainer: "Trainer", mode: str) -> None:
-    """Builds the model and restores the newest checkpoint; first checks that `mode` is possible."""
+    """Checks that `mode` is possible, builds the model and restores the newest checkpoint."""
     from ctl.training import resume_checks
     from ctl.training.user_methods import is_defined_by_user
 
@@ -276,7 +276,7 @@ def _predict(trainer: "Trainer", predict: Callable[[], Iterable[Any]]) -> None:
 
 
 def _as_json(value: Any) -> Any:
-    """Arrays, tensors and bytes of a row of `predict`."""
+    """Converts an array, tensor or bytes of `predict` for JSON. Raises UsageError for another type."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if hasattr(value, "numpy"):  # a tensor or a variable
@@ -308,7 +308,10 @@ def _length(config: Config, given: Config) -> tuple[int | None, float | None]:
 def _parts(
     values: flags.FlagValues, config: Config, keywords: Mapping[str, Any], me: Topology
 ) -> dict[str, Any]:
-    """The objects of the constructor: those of the settings, or those that `ctl.run` was given."""
+    """Returns arguments of the trainer's constructor: strategy, intervals and checkpoint manager.
+
+    Explicit settings have priority over the `keywords` of `ctl.run`.
+    """
     from ctl.callbacks.schedule import AT_THE_END, Every
     from ctl.checkpoints.retention import Keep
     from ctl.training import construction
@@ -329,7 +332,7 @@ def _parts(
 
 
 def _compared(values: flags.FlagValues, config: Config) -> dict[str, Any]:
-    """Returns the flags that must be equal on all workers: all except absl's own."""
+    """Returns the values of the flags that must be equal on all workers: all except those of absl."""
     found = {
         flag.name: vars(config).get(flag.name, flag.value)
         for module, of_module in values.flags_by_module_dict().items()
@@ -340,7 +343,7 @@ def _compared(values: flags.FlagValues, config: Config) -> dict[str, Any]:
 
 
 def help_text(values: flags.FlagValues, program: str) -> str:
-    """All flags, grouped, each with its unit, default and choices."""
+    """Returns the text of --help: all flags in groups, each with its unit, default and choices."""
     own = set(config_lib.NAMES)
     by_module = values.flags_by_module_dict()
     main = by_module.get(sys.argv[0], []) + by_module.get(program, [])
@@ -365,7 +368,7 @@ def help_text(values: flags.FlagValues, program: str) -> str:
 
 
 def description(flag: flags.Flag) -> str:
-    """The help of a flag, with its choices."""
+    """Returns the help of a flag, with its choices."""
     choices = flag.parser.enum_values if isinstance(flag, flags.EnumFlag) else ()
     help_line = " ".join((flag.help or "").split())
     prefix = f"<{'|'.join(choices)}>: "
@@ -375,7 +378,7 @@ def description(flag: flags.Flag) -> str:
 
 
 def describe_default(flag: flags.Flag) -> str:
-    """The default as one would write it."""
+    """Returns the default of a flag in the syntax of the command line."""
     value = flag.default
     if isinstance(value, list):
         return ",".join(map(str, value))

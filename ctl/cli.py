@@ -1,7 +1,7 @@
-"""The `ctl` command: finds the subcommand and hands the rest of the line to it.
+"""Main function of the `ctl` command, which passes the arguments to a subcommand.
 
-A subcommand is a module with `main(argv) -> exit code`. It is imported only when it is asked for,
-so `ctl --help` is instant and never imports TensorFlow.
+A subcommand is a module with `main(argv) -> exit code`. It is imported only when it is run, so `ctl --help`
+is instant and does not import TensorFlow.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from ctl.errors import EXIT_DONE, EXIT_USAGE
 from ctl.io.console import ignore_closed_stdout
 from ctl.version import __version__
 
-# name -> (module, what it does in one line)
+# name -> (module, one-line description)
 _SUBCOMMANDS = {
     "deploy": ("ctl.deploy.command", "write what a platform needs to run a job"),
     "doctor": ("ctl.tools.doctor", "print what this process understands of its cluster"),
@@ -24,7 +24,7 @@ _SUBCOMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `ctl <subcommand> …` and returns its exit code; by default the words of the line."""
+    """Runs `ctl <subcommand> …` and returns its exit code. `argv` defaults to the command line."""
     code = EXIT_DONE
     with ignore_closed_stdout():
         code = _run(list(sys.argv[1:] if argv is None else argv))

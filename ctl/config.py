@@ -1,7 +1,7 @@
-"""Settings of a run: `Config`, from which the flags, --help, docs/flags.md and the Trainer's keywords come.
+"""Settings of a run: `Config`, which defines the flags, --help, docs/flags.md and keywords of trainers.
 
-A flag has priority over a keyword of the constructor or of `ctl.run`, the keyword over a default of the
-class, and that over the default of the field.
+A flag has priority over a keyword of the constructor or of `ctl.run`, a keyword over a default of the
+class, and a default of the class over the default of the field.
 
 >>> ctl.Config(model_dir="/tmp/mnist", global_batch_size=256)
 """
@@ -27,9 +27,9 @@ def _of(kind: str, default: Any, text: str) -> Any:
     """Returns a field.
 
     Args:
-      kind: "text", "bool", "list", "word" (one of the values in `default`, of which the first is the
+      kind: "text", "bool", "list", "word" (one of the values in `default`, the first of which is the
         default), "real" (>= 0), "number" (integer >= 0), "positive" (integer >= 1), "steps" (integer, or
-        "auto"), "range" ("first:last" or "") or "compile" (a word, or a bool).
+        "auto"), "range" ("first:last" or "") or "compile" (one of the values in `default`, or a bool).
       default: Default value, or the possible values.
       text: Help of the flag.
     """
@@ -40,14 +40,14 @@ def _of(kind: str, default: Any, text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Settings of a run. docs/flags.md describes each with its unit.
+    """Settings of a run. docs/flags.md describes each setting with its unit.
 
-    The settings in OF_RUN are for `ctl.run`; `ctl.Trainer` uses the other ones. Raises UsageError for an
-    invalid value and for an unknown name.
+    The settings in OF_RUN are for `ctl.run`; `ctl.Trainer` uses the other settings. The constructor raises
+    UsageError for an invalid value and for an unknown name.
     """
 
     # fmt: off
-    # What to do
+    # Task of the run
     mode: str = _of("word", ("train_and_eval", "train", "eval", "export", "predict"),
         "What to do; predict prints a line of JSON per example.")
     model_dir: str = _of("text", "",
@@ -64,7 +64,7 @@ class Config:
     init_from: str = _of("text", "",
         "Checkpoint, or model_dir of another run, that initializes the model where model_dir has none. "
         "Empty: none.")
-    # Where it runs
+    # Devices and processes
     strategy: "str | tf.distribute.Strategy" = _of(
         "word",
         ("auto", "default", "one_device", "mirrored", "multi_worker", "parameter_server",
@@ -90,7 +90,7 @@ class Config:
         "Name or address of the TPU for --strategy=tpu. Empty: the environment's.")
     variable_partitioner: str = _of("text", "",
         "How parameter servers split variables: min_size:256K, max_shards:2 or fixed_shards:2. Empty: no.")
-    # The loop
+    # Loop
     steps_per_loop: int | str = _of("steps", "auto",
         "Steps in one graph call; auto (or 0) aims at half a second.")
     log_every_steps: int = _of("number", 100,
@@ -113,7 +113,7 @@ class Config:
         "step 100. Empty: none.")
     data_position: str = _of("word", ("auto", "indexed", "skip", "iterator"),
         "How a resumed run finds its position in the data: by index, skipping, or a saved iterator.")
-    # What stays
+    # Output
     keep: str = _of("text", "5",
         "Newest checkpoints to keep, optionally the best and every k-th step's: "
         "3,best=accuracy,every=1000. 0: all.")
@@ -124,7 +124,7 @@ class Config:
         "generator:keras exports self.generator. none or 0: off.")
     report_hypertune: str = _of("text", "",
         "Metric of the evaluation, such as accuracy, to report to a tuning job on Vertex AI. Empty: none.")
-    # When things go wrong
+    # Errors
     on_nonfinite: str = _of("word", ("stop", "skip", "rollback"),
         "If a loss or gradient is NaN or infinite: end the run, skip the step, or roll back to a "
         "checkpoint and continue with the next data.")
@@ -162,7 +162,7 @@ class Config:
         return {name: getattr(self, name) for name in sorted(self.given)}
 
     def with_settings(self, **settings: Any) -> "Config":
-        """Returns a copy with other settings, which count as given. Raises UsageError as the class."""
+        """Returns a copy with other explicit settings. Raises UsageError like the constructor."""
         return Config(**{**self.only_given(), **settings})
 
 
@@ -178,7 +178,7 @@ _FIRST = {
 GROUPS: dict[str, list[str]] = {}  # title -> names
 for _name in NAMES:
     GROUPS.setdefault(_FIRST.get(_name) or list(GROUPS)[-1], []).append(_name)
-OF_CONSTRUCTOR = ("model_dir", "strategy", "global_batch_size", "seed")  # often named in one's own
+OF_CONSTRUCTOR = ("model_dir", "strategy", "global_batch_size", "seed")  # common arguments of subclasses
 OF_RUN = (
     "mode",
     "train_steps",
@@ -186,11 +186,11 @@ OF_RUN = (
     "export",
     "report_hypertune",
     "full_traceback",
-)  # no keywords of ctl.Trainer
+)  # not keywords of ctl.Trainer
 
 
 def check_name(name: str, where: str) -> None:
-    """Raises UsageError for an unknown setting, with the most similar one."""
+    """Raises UsageError for an unknown setting. The message suggests the most similar name."""
     if name not in FIELDS:
         near = difflib.get_close_matches(name, NAMES, 1)
         raise UsageError(
@@ -200,7 +200,7 @@ def check_name(name: str, where: str) -> None:
 
 
 def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Returns the number. Raises UsageError unless it is an integer from `least` to `most`."""
+    """Returns `value` as an int. Raises UsageError unless it is an integer from `least` to `most`."""
     try:
         good = not isinstance(value, bool) and int(value) == value and value >= least
     except (TypeError, ValueError, OverflowError):
@@ -212,7 +212,7 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
 
 
 def steps_per_loop(value: int | str) -> int | str:
-    """Returns a number of steps, or "auto", also for 0. Raises UsageError."""
+    """Returns a number of steps, or "auto" for "auto" and 0. Raises UsageError for other values."""
     text = str(value)
     if text in ("auto", "0"):
         return "auto"
@@ -222,7 +222,7 @@ def steps_per_loop(value: int | str) -> int | str:
 
 
 def step_range(value: str) -> tuple[int, int]:
-    """Returns the numbers of "first:last", (0, 0) for an empty text. Raises UsageError."""
+    """Returns the numbers of "first:last", or (0, 0) for "". Raises UsageError for other values."""
     if value == "":
         return 0, 0
     first, _, last = value.partition(":") if isinstance(value, str) else ("", "", "")
@@ -235,7 +235,7 @@ def step_range(value: str) -> tuple[int, int]:
 
 
 def jit_compile(value: str | bool) -> str:
-    """Returns "off", "step" or "loop"; False means "off", True means "step". Raises UsageError."""
+    """Returns "off", "step" or "loop": "off" for False, "step" for True. Raises UsageError otherwise."""
     words = FIELDS["jit_compile"].metadata["words"]
     word = words[int(value)] if isinstance(value, bool) else value
     if not isinstance(word, str) or word not in words:
@@ -244,7 +244,7 @@ def jit_compile(value: str | bool) -> str:
 
 
 def _checked(found: "dataclasses.Field[Any]", value: Any) -> Any:
-    """Returns the value of a field in its type. Raises UsageError."""
+    """Returns a value converted to the type of its field. Raises UsageError for an invalid value."""
     name, kind, words = found.name, found.metadata["kind"], found.metadata["words"]
     if kind in ("number", "positive"):
         return whole(name, value, int(kind == "positive"), 2**32 - 1 if name == "seed" else None)
@@ -280,7 +280,7 @@ def of_command_line(
 ) -> tuple[Config, dict[str, Any]]:
     """Returns the settings of the flags and of the keywords of `ctl.run`, and the remaining keywords.
 
-    A keyword that the user's own constructor defines is not a setting, except those in `OF_CONSTRUCTOR`.
+    A keyword that the user's constructor defines is not a setting, unless it is in `OF_CONSTRUCTOR`.
     """
     rest = dict(keywords)
     own = _own_arguments(trainer)
@@ -297,7 +297,7 @@ def of_command_line(
 def settled(
     trainer: Callable[..., Any], config: Config | None, keywords: Mapping[str, Any] | None = None
 ) -> Config:
-    """Returns the settings of a trainer: keywords, then those of `config`, then defaults of the class.
+    """Returns the settings of a trainer from keywords, `config` and defaults of the class, by priority.
 
     Raises UsageError for a keyword that is not a setting.
     """
@@ -317,7 +317,7 @@ def settled(
 
 
 def _checked_default(trainer: Callable[..., Any], name: str, value: Any) -> Any:
-    """Returns the default of a class, which may have another meaning for the user."""
+    """Returns the validated default of a class. The attribute may have another meaning for the user."""
     try:
         return _checked(FIELDS[name], value)
     except UsageError as e:
@@ -328,28 +328,28 @@ def _checked_default(trainer: Callable[..., Any], name: str, value: Any) -> Any:
 
 
 def _own_default(trainer: Callable[..., Any], name: str) -> Any:
-    """Returns the default of a class, or of the signature of its constructor, or None."""
+    """Returns the default of a setting in a class or in the signature of its constructor, or None."""
     for kind in getattr(trainer, "__mro__", ()):
         if name in vars(kind) and not kind.__module__.startswith("ctl."):
             value = vars(kind)[name]
-            return None if hasattr(value, "__get__") else value  # a method or a property is no default
+            return None if hasattr(value, "__get__") else value  # a method or property is not a default
     found = _parameters(trainer).get(name) if name in OF_CONSTRUCTOR else None
     return None if found is None or found.default is found.empty else found.default
 
 
 def as_keywords(config: Config, trainer: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the explicit settings, for a constructor that may have defaults of its own for them."""
+    """Returns the explicit settings as keywords, without arguments that the user's constructor defines."""
     left_out = {*OF_RUN, *_own_arguments(trainer)}
     return {name: value for name, value in config.only_given().items() if name not in left_out}
 
 
 def _own_arguments(trainer: Callable[..., Any]) -> set[str]:
-    """Names of settings that are the user's own, as the constructor names them."""
+    """Returns the arguments that the user's constructor defines, except those in `OF_CONSTRUCTOR`."""
     return set(_parameters(trainer)) - set(OF_CONSTRUCTOR)
 
 
 def _parameters(trainer: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Those that a class's own constructors, or a function, name."""
+    """Returns the parameters of a function, or of the constructors that a class and its bases define."""
     own = [c for c in getattr(trainer, "__mro__", ()) if not c.__module__.startswith("ctl.")]
     calls = [vars(kind)["__init__"] for kind in own if "__init__" in vars(kind)]
     found: dict[str, inspect.Parameter] = {}
@@ -360,7 +360,7 @@ def _parameters(trainer: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def signature(constructor: Callable[..., Any]) -> inspect.Signature:
-    """The constructor's, with every setting in place of its `**settings`; for help() and editors."""
+    """Returns the signature of a constructor with all settings in place of `**settings`, for help()."""
     kinds = inspect.Parameter
     settings = [
         kinds(name, kinds.KEYWORD_ONLY, default=found.default, annotation=found.type)

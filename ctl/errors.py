@@ -1,15 +1,15 @@
-"""What can end a run, and the exit code each end has.
+"""Exceptions of `ctl` and their exit codes.
 
-The codes are an interface: launchers and platforms decide on them whether to start a job again.
-Every message says what came, what was expected and what to write instead.
+The codes are an interface: launchers and platforms use them to decide on a restart of the job. Every
+message states the received value, the expected value and the fix.
 """
 
 EXIT_DONE = 0
-EXIT_FAILED = 1  # user code, numbers that are not finite: starting again will not help
-EXIT_USAGE = 2  # a bad flag, a bad TF_CONFIG, missing data: never retried
+EXIT_FAILED = 1  # error in user code, NaN or infinite values: a restart will not help
+EXIT_USAGE = 2  # invalid flag, invalid TF_CONFIG, missing data: never retried
 EXIT_INTERRUPTED = 130  # Ctrl-C
-EXIT_RETRY = 134  # a peer was lost, something hung: worth another attempt
-EXIT_PREEMPTED = 143  # asked to leave, after a checkpoint
+EXIT_RETRY = 134  # lost peer or hang: the job should be retried
+EXIT_PREEMPTED = 143  # preempted by a signal, after a checkpoint
 
 
 class CtlError(Exception):
@@ -27,47 +27,47 @@ class CtlError(Exception):
 
 
 class UsageError(CtlError, ValueError):
-    """Something given to `ctl` cannot be used; raised before any training."""
+    """Error for an invalid argument, setting or method of the user, raised before training starts."""
 
     exit_code = EXIT_USAGE
 
 
 class CheckpointError(CtlError):
-    """A checkpoint cannot be restored into this model, or cannot be read at all."""
+    """Error for a checkpoint that cannot be read, or cannot be restored into this model."""
 
     exit_code = EXIT_USAGE
 
 
 class ReadError(CheckpointError, OSError):
-    """A checkpoint could not be read for now, and is not known to be damaged; worth another attempt."""
+    """Error for a temporary failure to read a checkpoint that may be intact. The job should be retried."""
 
     exit_code = EXIT_RETRY
 
 
 class StorageError(CtlError):
-    """A directory cannot be written because of an error that may pass, such as a full disk."""
+    """Error for a temporary failure of storage, such as a full disk. The job should be retried."""
 
     exit_code = EXIT_RETRY
 
 
 class SaveError(CheckpointError):
-    """A checkpoint could not be written; what was saved before is as it was."""
+    """Error for a checkpoint that could not be written. Earlier checkpoints are unchanged."""
 
     exit_code = EXIT_FAILED
 
 
 class NonFiniteError(CtlError, ArithmeticError):
-    """A loss or a gradient became NaN or infinite; the weights of that step were not applied."""
+    """Error for a NaN or infinite loss or gradient. The update of that step was not applied."""
 
 
 class OutOfMemory(CtlError, MemoryError):
-    """The memory of the host or of a device is used up; the same again would end the same."""
+    """Error for exhausted memory of the host or of a device. A retry would fail in the same way."""
 
 
 class Stopped(CtlError, SystemExit):
-    """A signal asked the run to end; a checkpoint was saved first.
+    """Exception that ends a run after a signal and a checkpoint.
 
-    Not caught, it ends the process with its exit code and without a traceback.
+    If it is not caught, the process ends with its exit code and without a traceback.
     """
 
     def __init__(self, message: str, exit_code: int):
@@ -76,12 +76,12 @@ class Stopped(CtlError, SystemExit):
 
 
 class LeaseLostError(CtlError):
-    """Another job has taken this one's model_dir over, as it was silent for too long."""
+    """Error if another job has taken over the model_dir, as this job did not renew its lease in time."""
 
     exit_code = EXIT_RETRY
 
 
 class PeerLostError(CtlError):
-    """Another worker died or cannot be reached; the job is worth another attempt."""
+    """Error for a worker that died or cannot be reached. The job should be retried."""
 
     exit_code = EXIT_RETRY

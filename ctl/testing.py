@@ -1,4 +1,4 @@
-"""Helpers for tests of a trainer: steps without files, and one device compared with two replicas.
+"""Helpers for tests of a trainer: training steps without files, and a comparison of one device with two.
 
 from ctl import testing
 
@@ -28,9 +28,9 @@ class StepsResult:
     """Result of `run_steps`. It unpacks as `losses, trainer`.
 
     Attributes:
-      losses: the number "loss" of each step, a mean over the global batch; empty if a step returns none.
-      trainer: the trainer after the steps.
-      metrics: all numbers that `train_step` returns, by name, for each step.
+      losses: "loss" of each step, a mean over the global batch. Empty if the step returns no "loss".
+      trainer: The trainer after the steps.
+      metrics: All metrics that `train_step` returns, by name, for each step.
     """
 
     losses: list[float]
@@ -42,14 +42,14 @@ class StepsResult:
 
 
 def run_steps(trainer: Any, steps: int = 1) -> StepsResult:
-    """Runs training steps of a trainer, compiled as in `Trainer.train`, without anything around them.
+    """Runs training steps of a trainer, compiled as in `Trainer.train`, without the surrounding loop.
 
-    It builds the model, opens `train_data` and runs the steps. It restores and writes no files, calls no
-    writers, hooks and callbacks, and installs no signal handlers. The weights change.
+    Builds the model, opens `train_data` and runs the steps. Restores and writes no files, calls no writers,
+    hooks or callbacks, and installs no signal handlers. The weights change.
 
     Args:
-      trainer: a `ctl.Trainer` that has not been used. Its `model_dir` has no effect.
-      steps: number of steps, each with the next global batch.
+      trainer: New `ctl.Trainer`. Its `model_dir` has no effect.
+      steps: Number of steps, each with the next global batch.
 
     Raises UsageError as `Trainer.train` does, and if the data ends early.
 
@@ -89,19 +89,19 @@ def assert_same_on_replicas(
     atol: float = 1e-5,
     **settings: Any,
 ) -> None:
-    """Asserts that a trainer has the same numbers on one device and on two virtual replicas.
+    """Asserts that a trainer computes the same values on one device and on two virtual replicas.
 
-    Compares all numbers that `train_step` returns after each step, and all weights after the last one. Turn
-    random numbers such as dropout off: each replica draws its own.
+    Compares all metrics that `train_step` returns after each step, and all weights after the last step.
+    Disable random operations such as dropout, because each replica draws different numbers.
 
     Args:
-      make_trainer: a class derived from `ctl.Trainer`, or a function that takes `strategy` and `settings`.
-      steps: number of steps to compare.
-      rtol, atol: relative and absolute tolerance.
-      settings: arguments of `make_trainer`, such as `global_batch_size=8`.
+      make_trainer: Subclass of `ctl.Trainer`, or a function with the arguments `strategy` and `settings`.
+      steps: Number of steps to compare.
+      rtol, atol: Relative and absolute tolerance.
+      settings: Arguments of `make_trainer`, such as `global_batch_size=8`.
 
-    Raises AssertionError that names the first different number, and UsageError if TensorFlow has started
-    without a second device: call `use_virtual_devices(2)` first, e.g. in `conftest.py`.
+    Raises AssertionError with the name of the first different value, and UsageError if TensorFlow has
+    started without a second device: call `use_virtual_devices(2)` first, e.g. in `conftest.py`.
     """
     results = [
         run_steps(make_trainer(strategy=strategy, **settings), steps)
@@ -115,7 +115,7 @@ def assert_same_on_replicas(
 
 
 def use_virtual_devices(count: int = 2) -> None:
-    """Splits the CPU into `count` devices. Raises UsageError if TensorFlow has started with others."""
+    """Splits the CPU into `count` devices. Raises UsageError if TensorFlow started with another number."""
     devices.split_cpu(count)
 
 

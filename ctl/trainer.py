@@ -1,9 +1,9 @@
-"""The trainer: what you write, what you call, and in between what `ctl` does.
+"""Base class of trainers: methods to define in a subclass, and methods to call.
 
 class Mnist(ctl.Trainer):
     def build(self): ...                    # self.model, self.optimizer
     def train_data(self, batch_size): ...   # global batches
-    def train_step(self, batch): ...        # one replica's share of a batch
+    def train_step(self, batch): ...        # one replica's part of a batch
 
 Mnist(model_dir="/tmp/mnist", strategy="mirrored").train(1000)
 """
@@ -55,23 +55,23 @@ from ctl.training.user_methods import UserMethods
 
 
 class Trainer(UserMethods):
-    """Trains, evaluates and exports one model, the same way on every strategy.
+    """Training, evaluation and export of one model, with any strategy.
 
-    A subclass defines `build`, `train_data` and `train_step`; if needed the other methods of `UserMethods`,
+    A subclass defines `build`, `train_data` and `train_step`, and optionally other methods of `UserMethods`
     and `predict(self)`, which yields a dictionary per example for --mode=predict. Attributes that own
     variables (models, optimizers, metrics) and do not start with an underscore are saved in checkpoints.
 
     Attributes:
-      model, optimizer: yours, set in `build`; what `minimize` uses by default.
-      gradients: a `ctl.Gradients`; set it in `build` for clipping, accumulation, a wire dtype.
-      hparams: what TensorBoard's HParams lists, name -> bool, number or string.
-      config: the settings, a frozen `ctl.Config`; model_dir, seed, jit_compile and others are also
-        attributes, which `build` may change.
-      strategy, topology: the `tf.distribute.Strategy`; which of its processes this is, and of how many.
-      step_variable: completed steps as a `tf.Variable`, for use in a step's graph.
-      callbacks: Callbacks of the constructor, to which `build` may add others; see `ctl.Callback`.
-      log_dir: where TensorBoard's files go; None: `model_dir/logs`.
-      extra_writers: Metric writers besides those of the constructor, or the default ones.
+      model, optimizer: Model and optimizer, set in `build`. Defaults of `minimize`.
+      gradients: A `ctl.Gradients`. Set it in `build` for clipping, accumulation or a wire dtype.
+      hparams: Hyperparameters for TensorBoard: name -> bool, number or string.
+      config: The settings, a frozen `ctl.Config`. Several settings, such as model_dir, seed and
+        jit_compile, are also attributes that `build` may change.
+      strategy, topology: The `tf.distribute.Strategy`; rank of this process and number of processes.
+      step_variable: Number of completed steps as a `tf.Variable`, for use in the graph of a step.
+      callbacks: Callbacks of the constructor. `build` may add callbacks; see `ctl.Callback`.
+      log_dir: Directory of the TensorBoard logs. None: `model_dir/logs`.
+      extra_writers: Metric writers in addition to those of the constructor or the default writers.
     """
 
     model: Any = None
@@ -103,7 +103,7 @@ class Trainer(UserMethods):
         Raises UsageError for an unknown setting or an invalid value.
         """
         exit_hook.install_exit_hook()
-        if notebook.shell() is not None:  # there TensorFlow shows INFO
+        if notebook.shell() is not None:  # TensorFlow logs INFO messages in notebooks
             log_filter.quiet_logs()
         self.config = config = config_lib.settled(type(self), config, settings)
         validation.check_checkpoints_and_writers(checkpoints, writers)
@@ -124,7 +124,7 @@ class Trainer(UserMethods):
         self._checkpoints = construction.checkpoints_of(config) if checkpoints is None else checkpoints
         self._writers = writers
         self._prepared: PreparedTrainer | None = None
-        self._rows_may_vary = False  # of batches on one replica: their number divides no loss
+        self._rows_may_vary = False  # True if the number of rows of a batch divides no loss
 
     __init__.__signature__ = config_lib.signature(__init__)  # type: ignore[attr-defined]
 
@@ -149,7 +149,7 @@ class Trainer(UserMethods):
         return self._prepared.step if self._prepared else 0
 
     def prepare(self) -> None:
-        """Builds the model and restores the newest checkpoint; `train` and `evaluate` call it.
+        """Builds the model and restores the newest checkpoint. `train` and `evaluate` call this method.
 
         Raises UsageError for an invalid trainer, CheckpointError for a checkpoint of another model.
         """
@@ -172,19 +172,19 @@ class Trainer(UserMethods):
     def train(
         self, steps: int | None = None, *, epochs: float | None = None, export: Sequence[str] = ()
     ) -> dict[str, float]:
-        """Trains until `steps` steps (or `epochs`) are complete in all, resumed ones included.
+        """Trains until `steps` steps (or `epochs`) are complete, including the steps of resumed runs.
 
         Args:
-          steps: Total number of steps; None: until the data ends.
-          epochs: Total number of passes over `train_data`; whole ones if its length is unknown.
-          export: Formats to write at the end, see `export`.
+          steps: Total number of steps. None: until the data ends.
+          epochs: Total number of passes over `train_data`. Must be whole if its length is unknown.
+          export: Formats to export at the end, see `export`.
 
-        Returns the newest means: of training, and of the evaluation as "eval_<name>".
-        Raises UsageError before any work, NonFiniteError if a gradient is NaN or infinite, Stopped
-        after a signal and a checkpoint.
+        Returns the newest means of the training, and of the evaluation as "eval_<name>".
+        Raises UsageError before training starts, NonFiniteError if a gradient is NaN or infinite, and
+        Stopped after a signal and a checkpoint.
 
-        In an evaluator task of TF_CONFIG this does not train: it evaluates each checkpoint in model_dir
-        until the training has ended; see docs/evaluator.md.
+        An evaluator task of TF_CONFIG does not train. It evaluates each checkpoint in model_dir until the
+        training has ended; see docs/evaluator.md.
         """
         if self.topology.evaluates:
             return Results(following.follow_training(self._prepare(), self._options))
@@ -199,18 +199,18 @@ class Trainer(UserMethods):
             return Results(training_run.train(prepared, self._options, request))
 
     def evaluate(self) -> dict[str, Any]:
-        """Means of `eval_step` over all of `eval_data`, the same on every worker; and matrix metrics."""
+        """Returns the means of `eval_step` over `eval_data`, equal on all workers, and array metrics."""
         result = evaluation.evaluate_trainer(self._prepare(), self._options)
         return Results({**result.means, **result.arrays})
 
     def predict(self, data: Any = None) -> Any:
-        """Outputs of `self.model` for all of `data`, as arrays `[n, ...]` in the model's structure.
+        """Returns the outputs of `self.model` for all of `data`, as arrays `[n, ...]` in its structure.
 
         Each process predicts on its own replicas. For --mode=predict define a method without arguments that
         yields a dictionary per example.
 
         Args:
-          data: Inputs as arrays, or a dataset of batches; of a tuple the first component.
+          data: Inputs as arrays, or a dataset of batches. Of tuples, only the first component is used.
 
         >>> probabilities = trainer.predict(images)
         """
@@ -224,21 +224,21 @@ class Trainer(UserMethods):
             return prediction.run_prediction(prepared, self.model, data)
 
     def save(self) -> str | None:
-        """Saves a checkpoint of this step in `model_dir`; returns its path on the chief, None elsewhere.
+        """Saves a checkpoint of this step in `model_dir`. Returns its path on the chief, None elsewhere.
 
-        All workers must call it. Within a run (in `after_loop`, or a callback) the checkpoint is saved at
-        the end of the loop, after the other pending actions, and None is returned.
+        All workers must call it. During a run (in `after_loop` or a callback) it returns None, and the
+        checkpoint is saved at the end of the loop, after the other pending actions.
         """
         resume_checks.check_no_other_job(self.model_dir, self.topology)
         return manual_checkpoints.save_now(self._prepare(), self._options)
 
     def restore(self, path: str) -> int:
-        """Restores a checkpoint: weights, optimizers, the step, the position in the data; returns the step.
+        """Restores weights, optimizers, step and data position of a checkpoint, and returns the step.
 
-        All workers must call it, outside of a run. The next `train` continues from there.
+        All workers must call it, outside of a run. The next `train` resumes at this step.
 
         Args:
-          path: `.../ckpt-500`, or a directory of checkpoints, or a model_dir: then the newest valid one.
+          path: `.../ckpt-500`; or a directory of checkpoints or a model_dir, for the newest valid one.
 
         Raises UsageError if there is no checkpoint, CheckpointError if it is damaged or of another model.
         """
@@ -246,16 +246,16 @@ class Trainer(UserMethods):
 
     @tf.autograph.experimental.do_not_convert
     def log(self, name: str, value: Any, *, reduce: str = "mean") -> None:
-        """Hands the metric writers something of your own.
+        """Logs a custom value with the metric writers.
 
-        In a step: a number, `[]` or `[b]`, that is reported like those which the step returns. In a hook:
-        what holds at this step; every worker may call it, the chief writes.
+        In a step: a number, `[]` or `[b]`, which is reported like the values that the step returns. In a
+        hook: a value at this step. Every worker may call it; the chief writes.
 
         Args:
-          value: in a hook: a number, which goes where the training's means go; a text, in Markdown; an
-            array of numbers, whose histogram TensorBoard shows; `ctl.Matrix`, `ctl.Audio` or
-            `ctl.PrCurve`. Raises UsageError for anything else.
-          reduce: in a step: "mean" over examples, or replicas; "sum" over replicas, the mean over steps.
+          value: In a hook: a number, written with the means of the training; a string in Markdown; an
+            array of numbers, shown as a histogram in TensorBoard; `ctl.Matrix`, `ctl.Audio` or
+            `ctl.PrCurve`. Raises UsageError for other types.
+          reduce: In a step: "mean" over examples or replicas; "sum" over replicas, then mean over steps.
         """
         if tf.inside_function():
             traced_step().log(name, value, reduce, self.topology.num_replicas)
@@ -263,7 +263,7 @@ class Trainer(UserMethods):
         writers = None if self._prepared is None else self._prepared.activity.writers
         if writers is None:
             return
-        # on all workers, which read the variables of a metric together
+        # on all workers, as all of them participate in reading the variables of a metric
         content = number_or_event(self.step, name, value)
         if isinstance(content, float):
             writers.write(self.step, {name: content}, "train")
@@ -271,9 +271,9 @@ class Trainer(UserMethods):
             writers.note(content)
 
     def show(self, name: str, images: Any) -> None:
-        """Shows images `[n, h, w, c]` in TensorBoard, as one grid at this step.
+        """Writes images `[n, h, w, c]` to TensorBoard, as one grid at this step.
 
-        For `after_loop`; every worker may call it, the chief writes. `c` is 1, 3 or 4; numbers are
+        For use in `after_loop`. Every worker may call it; the chief writes. `c` is 1, 3 or 4. Pixels are
         0..255 if the dtype is uint8, else 0..1.
         """
         writers = None if self._prepared is None else self._prepared.activity.writers
@@ -281,15 +281,15 @@ class Trainer(UserMethods):
             writers.note(image_grid(self.step, name, images))
 
     def export(self, *formats: str, directory: str | None = None) -> list[str]:
-        """Writes models to files and returns the paths on the chief; all workers must call it.
+        """Exports models and returns the paths on the chief. All workers must call it.
 
         `formats` are "keras", "saved_model", "weights" for `self.model`, or "generator:keras" for
-        `self.generator`, which gets a folder of its own. `directory` is `model_dir/export` by default.
-        Raises UsageError for a model that is not set, or a format that it cannot be written in.
+        `self.generator` in a separate folder. `directory` is `model_dir/export` by default.
+        Raises UsageError for a model that is not set, or a format that the model does not support.
         """
         prepared = self._prepare()
         if self.topology.evaluates:
-            return []  # the chief writes
+            return []  # the chief exports
         formats = formats or export_lib.default_formats(self)
         if directory is None:
             validation.check_export(prepared.task, prepared.config.model_dir, formats)
@@ -305,14 +305,14 @@ class Trainer(UserMethods):
     def average(
         self, per_example: Any, *, sample_weight: Any = None, mask: Any = None, regularization: Any = None
     ) -> Any:
-        """`[b]` -> `[]`: this replica's share of the mean over the global batch.
+        """Returns this replica's share of the mean of losses over the global batch, `[]`.
 
         Args:
-          per_example: one loss per example of this replica's batch.
-          sample_weight: `[b]`, multiplies the losses; the divisor stays the global batch size.
-          mask: `[b, ...]` like `per_example` then; the mean is over the entries of the whole global
-            batch where it is true, such as the tokens of sentences of unequal length.
-          regularization: losses that hold once per step, such as `self.model.losses`.
+          per_example: One loss per example of this replica's batch, `[b]`.
+          sample_weight: Factors of the losses, `[b]`. The divisor stays the global batch size.
+          mask: `[b, ...]`, the shape of `per_example` in this case. The mean is over the entries of the
+            global batch where it is true, such as the tokens of sentences of unequal length.
+          regularization: Losses that are added once per step, such as `self.model.losses`.
 
         >>> loss = self.average(per_example, regularization=self.model.losses)
         """
@@ -335,15 +335,15 @@ class Trainer(UserMethods):
 
     @tf.autograph.experimental.do_not_convert
     def gather(self, rows: Any) -> tuple[Any, Any]:
-        """`[b, ...]` -> `[B, ...]`: the rows of all replicas, in a step; and where this replica's begin.
+        """Returns the rows of all replicas, `[B, ...]`, and the index of the first row of this replica.
 
-        For losses between examples of the global batch, such as contrastive ones. Gradients flow back to
-        the replica that each row comes from. Of one replica these are its own rows, from 0.
+        For a step with a loss between examples of the global batch, such as a contrastive loss. Gradients
+        flow back to the replica of each row. On one replica, returns `rows`, `[b, ...]`, and 0.
 
         >>> others, first = self.gather(embeddings)
-        >>> labels = first + tf.range(tf.shape(embeddings)[0])  # its own row for each example
+        >>> labels = first + tf.range(tf.shape(embeddings)[0])  # row of each example in the global batch
 
-        Raises UsageError with accumulate_steps, whose parts have no common batch, and in a compiled step.
+        Raises UsageError in a compiled step, and with accumulate_steps, as its parts have no common batch.
         """
         context = traced_step().context
         validation.check_gather(context, self.topology.num_replicas)
@@ -361,27 +361,27 @@ class Trainer(UserMethods):
         *,
         scaled: bool = False,
     ) -> None:
-        """Sums the gradient over replicas once, checks that it is finite, clips, and applies it once.
+        """Sums the gradient over replicas once, checks that it is finite, clips it and applies it once.
 
         Args:
-          loss: `[]`, from `average`; computed inside `tape`.
-          variables: by default `self.model.trainable_variables`.
-          optimizer: by default `self.optimizer`. Keras 3, tf_keras, or an object with
-            `apply(gradients, variables)` or `apply_gradients(grads_and_vars)`, which is given the
-            summed gradients.
-          when: a truth value, equal on all replicas, such as `self.step_variable % 2 == 0`; where it is
-            false, the step leaves these variables and this optimizer as they are. None: always.
-          scaled: the loss is this replica's share of the global one although `average` was not called.
+          loss: Result of `average`, computed inside `tape`, `[]`.
+          variables: Variables to update. Defaults to `self.model.trainable_variables`.
+          optimizer: Optimizer of Keras 3 or tf_keras, or an object with `apply(gradients, variables)` or
+            `apply_gradients(grads_and_vars)`, which receives the summed gradients. Defaults to
+            `self.optimizer`.
+          when: Condition `[]`, equal on all replicas, such as `self.step_variable % 2 == 0`. If false, the
+            step does not change these variables and this optimizer. None: always update.
+          scaled: True if the loss is this replica's share of the global loss, without `average`.
 
-        May be called several times in a step. The norm is reported as "gradient_norm"; that of an
-        optimizer in another attribute as "gradient_norm/its_name".
+        May be called several times in a step. The norm is reported as "gradient_norm", or as
+        "gradient_norm/<attribute>" for an optimizer in another attribute.
         """
         if optimizer is None and self.optimizer is None:
             raise UsageError("minimize() needs an optimizer; set self.optimizer in build().")
         optimizer = self.optimizer if optimizer is None else optimizer
         variables = self.model.trainable_variables if variables is None else variables
         step = traced_step(self.gradients)
-        is_traced = step.graph is not None  # else the user's own loop calls the step
+        is_traced = step.graph is not None  # False in a custom loop of the user
         if is_traced and self.topology.num_replicas > 1 and not step.record.uses_average and not scaled:
             raise UsageError(
                 "minimize() got a loss that average() did not make. Gradients are summed over "

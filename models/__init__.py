@@ -1,1 +1,1 @@
-"""Example models to learn from and to copy. They use only the public modules of `ctl`."""
+"""Example models for new projects. They use only the public modules of `ctl`."""

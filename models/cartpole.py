@@ -1,9 +1,9 @@
-"""A pole balanced on a cart by policy gradients: a step that plays its own games and needs no dataset.
+"""Policy gradients for the cart-pole problem. The step simulates its own games and needs no dataset.
 
 python -m models.cartpole --model_dir=/tmp/cartpole --train_steps=200
 ctl launch --workers=2 -- python -m models.cartpole --model_dir=/tmp/cartpole2 --train_steps=200
 
-The pole: Barto, Sutton and Anderson 1983, doi:10.1109/TSMC.1983.6313077. The update: Williams 1992,
+Dynamics: Barto, Sutton and Anderson 1983, doi:10.1109/TSMC.1983.6313077. Update: Williams 1992,
 doi:10.1007/BF00992696.
 """
 
@@ -23,7 +23,12 @@ MAX_POSITION, MAX_ANGLE = 2.4, 0.2095  # m, rad
 
 
 def moved(state, right):
-    """One move of 20 ms; states `[b, 4]`: position, speed, angle, angular speed; right `[b]` bool."""
+    """Returns the states `[b, 4]` after one move of 20 ms.
+
+    Args:
+      state: Position (m), speed (m/s), angle (rad) and angular speed (rad/s), `[b, 4]`.
+      right: True for a push to the right, False for a push to the left, bool `[b]`.
+    """
     x, speed, angle, turning = tf.unstack(state, axis=1)
     cos, sin = tf.cos(angle), tf.sin(angle)
     push = (tf.where(right, FORCE, -FORCE) + POLE * HALF_LENGTH * turning**2 * sin) / (CART + POLE)
@@ -38,7 +43,7 @@ def stands(state):
 
 
 class CartPole(ctl.Trainer):
-    """A policy; a step plays one game per example, whose number is its seed."""
+    """A policy. A step plays one game per example, with the number of the example as seed."""
 
     def __init__(
         self, config=None, *, learning_rate=1e-2, game_steps=200, discount=0.99, **options
@@ -56,7 +61,11 @@ class CartPole(ctl.Trainer):
         return ctl.example_numbers(batch_size)
 
     def played(self, games):
-        """Games `[b]` by number -> states `[t, b, 4]`, moves to the right `[t, b]`, alive `[t, b]`."""
+        """Returns states `[t, b, 4]`, bool moves to the right `[t, b]` and bool games not lost `[t, b]`.
+
+        Args:
+          games: Numbers of the games, `[b]`.
+        """
         seeds = tf.stack([games, tf.fill(tf.shape(games), tf.cast(self.seed, tf.int64))], axis=1)
         uniform = tf.map_fn(
             lambda s: tf.random.stateless_uniform([self.game_steps + 4], s), seeds,
@@ -79,7 +88,7 @@ class CartPole(ctl.Trainer):
     def train_step(self, games):
         states, rights, alive = self.played(games)
         lengths = tf.reduce_sum(tf.cast(alive, tf.float32), axis=0)
-        left = lengths - tf.range(self.game_steps, dtype=tf.float32)[:, None]  # moves still to come
+        left = lengths - tf.range(self.game_steps, dtype=tf.float32)[:, None]  # remaining moves
         returns = (1 - self.discount ** tf.maximum(left, 0)) / (1 - self.discount)
         baseline = (1 - self.discount ** (lengths / 2)) / (1 - self.discount)
         with tf.GradientTape() as tape:

@@ -1,4 +1,4 @@
-"""Digits made up by a network: a small DCGAN, two optimizers in one step, images in TensorBoard.
+"""Generation of digits with a small DCGAN: two optimizers in one step, images in TensorBoard.
 
 python -m models.gan --model_dir=/tmp/gan --train_steps=2000
 ctl launch --workers=2 -- python -m models.gan --model_dir=/tmp/gan2 --train_steps=2000
@@ -30,14 +30,14 @@ layers = keras.layers
 
 
 def logistic_loss(logits, real):
-    """`[b, 1]` logits of being real -> `[b]`."""
+    """Returns losses `[b]` of logits `[b, 1]` for real images, or for generated ones if `real` is False."""
     return tf.nn.sigmoid_cross_entropy_with_logits(tf.fill(tf.shape(logits), float(real)), logits)[
         :, 0
     ]
 
 
 class Gan(ctl.Trainer):
-    """A generator of images and a discriminator of made-up ones, trained against each other."""
+    """A generator of images, and a discriminator that separates generated from real images."""
 
     def __init__(
         self, config=None, *, data="shipped", generator_rate=2e-4, discriminator_rate=2e-4,
@@ -80,7 +80,10 @@ class Gan(ctl.Trainer):
         return ctl.from_arrays({**arrays, "number": numbers}, batch_size)
 
     def noise(self, numbers):
-        """The same noise for the same examples at the same step, on any number of replicas."""
+        """Returns noise `[b, 64]` that depends only on the example numbers `[b]` and the step.
+
+        So the noise is the same on any number of replicas.
+        """
         seeds = tf.stack([numbers, tf.fill(tf.shape(numbers), self.step_variable)], axis=1)
         return tf.map_fn(
             lambda s: tf.random.stateless_normal([NOISE], s), seeds, fn_output_signature=tf.float32
@@ -114,7 +117,7 @@ class Gan(ctl.Trainer):
             self.show("made up", self.samples())
 
     def samples(self):
-        """`[36, 28, 28, 1]` images in 0..1, always of the same noise."""
+        """Returns images `[36, 28, 28, 1]` in 0..1, generated from the same noise in each call."""
         noise = tf.random.stateless_normal([SHOWN, NOISE], [self.seed, 0])
         return (self.model(noise, training=False).numpy() + 1) / 2
 

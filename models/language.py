@@ -1,4 +1,4 @@
-"""A language model: a decoder-only transformer that learns to write on, byte by byte.
+"""A byte-level language model: a decoder-only transformer that continues a text.
 
 python -m models.language --model_dir=/tmp/language --train_steps=2000
 python -m models.language --model_dir=/tmp/language --mode=predict --prompt="Call me "
@@ -44,7 +44,7 @@ layers = keras.layers
 
 
 class Block(layers.Layer):
-    """Attention to earlier places, then two dense layers; each adds to its input `[b, t, width]`."""
+    """Transformer block: causal attention and two dense layers, each added to its input `[b, t, width]`."""
 
     def __init__(self, width, heads, dropout, **options):
         super().__init__(**options)
@@ -65,10 +65,10 @@ class Block(layers.Layer):
 
 
 class Language(ctl.Trainer):
-    """Rows are consecutive bytes `[b, context + 1]`; each is predicted from those before it."""
+    """A model that predicts each byte of a row from the previous bytes. Rows are `[b, context + 1]`."""
 
     def __init__(self, config=None, **settings):
-        """Takes the flags above as keywords, e.g. `context=128`, beside those of ctl.Trainer."""
+        """Accepts the flags above as keywords, e.g. `context=128`, and the keywords of ctl.Trainer."""
         own = {name: settings.pop(name, default) for name, default in DEFAULTS.items()}
         super().__init__(config, **settings)
         if own["width"] % own["heads"]:
@@ -134,7 +134,7 @@ class Language(ctl.Trainer):
             self.log("text", "\n\n".join(f"    {t!r}" for t in self.texts()))
 
     def texts(self):
-        """What the model makes of each prompt."""
+        """Returns a list with the continued text of each prompt of the flag --prompt."""
         prompts = tf.constant(list(self.own.prompt))
         found = self.generate(prompts, self.own.length, self.own.temperature)
         return [one.decode(errors="replace") for one in found.numpy()]
@@ -151,12 +151,15 @@ class Language(ctl.Trainer):
         return {"serving_default": generate}
 
     def generate(self, prompts, length, temperature):
-        """Strings `[n]` -> strings `[n]`: the prompts with `length` bytes more."""
+        """Returns the prompts, strings `[n]`, each continued by `length` bytes."""
         return tf.map_fn(lambda prompt: self.written(prompt, length, temperature), prompts)
 
     @tf.function(reduce_retracing=True)
     def written(self, prompt, length, temperature):
-        """One prompt, a string `[]`, and what follows. The model sees its last `context` bytes."""
+        """Returns one prompt, a string `[]`, continued by `length` bytes.
+
+        The model predicts each byte from the last `context` bytes.
+        """
         known = tf.cast(tf.io.decode_raw(tf.strings.join(["\n", prompt]), tf.uint8), tf.int32)
         known = known[-self.context :]
         count = tf.size(known)

@@ -1,4 +1,4 @@
-"""Handwritten digits: a small convolutional network, on one device or many.
+"""Classification of handwritten digits with a small convolutional network, on one device or many.
 
 python -m models.mnist --model_dir=/tmp/mnist --train_steps=500
 python -m models.mnist --model_dir=/tmp/mnist2 --strategy=mirrored --num_virtual_devices=2

@@ -1,9 +1,9 @@
-"""A recommender of two towers: names are hashed to rows of large tables, of which a step changes few.
+"""A two-tower recommender. Names are hashed to rows of large tables; a step updates only a few rows.
 
 python -m models.recommender --model_dir=/tmp/recommender --train_steps=2000
 ctl launch --workers=1 --chief --ps=1 -- python -m models.recommender --model_dir=/tmp/recommender2
 
-Data is made up: 5,000 users chose 12 of 2,000 items each.
+The data is synthetic: each of 5,000 users chose 12 of 2,000 items.
 """
 
 import ctl
@@ -22,7 +22,7 @@ layers = keras.layers
 
 
 class Tower(layers.Layer):
-    """Names, strings `[...]` -> unit vectors `[..., width]`."""
+    """Embedding of names, strings `[...]`, as unit vectors `[..., width]`."""
 
     def __init__(self, rows, width, **options):
         super().__init__(**options)
@@ -38,7 +38,7 @@ class Tower(layers.Layer):
 
 
 class TwoTowers(keras.Model):
-    """Users `[b]` and items `[b, k]` -> how well these fit, `[b, k]`."""
+    """Scores `[b, k]` of items `[b, k]` for users `[b]`."""
 
     def __init__(self, rows, width, **options):
         super().__init__(**options)
@@ -54,7 +54,10 @@ class TwoTowers(keras.Model):
 
 
 class Recommender(ctl.Trainer):
-    """Ranks an item that a user chose above others. All are names, strings: `[b]`, `[b]`, `[b, k]`."""
+    """A model that ranks the item a user chose above other items.
+
+    A batch has strings: "user" `[b]`, "item" `[b]` and "others" `[b, k]`.
+    """
 
     def __init__(
         self, config=None, *, rows=100_000, width=16, learning_rate=0.1, top=10, **options
@@ -75,7 +78,7 @@ class Recommender(ctl.Trainer):
         return ctl.from_arrays(self.arrays["test"], batch_size)
 
     def scores(self, batch):
-        """`[b, 1 + k]`: how well the chosen item fits, then the others."""
+        """Returns scores `[b, 1 + k]`, of the chosen item first."""
         items = tf.concat([batch["item"][:, None], batch["others"]], axis=1)
         return self.model((batch["user"], items))
 

@@ -1,4 +1,4 @@
-"""A residual network for small images, as ResNet-18 with a narrow stem.
+"""A residual network for small images: ResNet-18 with a narrow stem.
 
 python -m models.resnet --model_dir=/tmp/resnet --train_steps=200
 python -m models.resnet --model_dir=/tmp/resnet2 --data=PHOTOS --flip --width=32
@@ -34,7 +34,7 @@ layers = keras.layers
 
 
 class Confusion(keras.metrics.Metric):
-    """Counts `[classes, classes]`: true classes in rows, predicted ones in columns."""
+    """Confusion matrix `[classes, classes]`: true classes in rows, predicted classes in columns."""
 
     def __init__(self, classes, **options):
         super().__init__(**options)
@@ -50,15 +50,15 @@ class Confusion(keras.metrics.Metric):
 
 
 def normalized():
-    """BatchNormalization with the statistics of all replicas."""
+    """Returns a BatchNormalization layer with the statistics of all replicas."""
     return layers.BatchNormalization(momentum=0.9, synchronized=True)
 
 
 def block(x, width, stride):
-    """Two convolutions, added to what came in."""
+    """Returns `x` after two convolutions with a shortcut connection."""
     short = x
     if stride > 1 or x.shape[-1] != width:
-        # not strides=2: the gradient of such a filter of 1 x 1 corrupts memory in TensorFlow 2.21 on CPUs
+        # sliced, because the gradient of a strided 1 x 1 filter corrupts memory in TensorFlow 2.21 on CPUs
         short = layers.Conv2D(width, 1, use_bias=False)(x[:, ::stride, ::stride])
         short = normalized()(short)
     x = layers.Conv2D(width, 3, strides=stride, padding="same", use_bias=False)(x)
@@ -72,7 +72,7 @@ class ResNet(ctl.Trainer):
     """A classifier of images, uint8 `[b, h, w, c]`; labels are int64 `[b]`."""
 
     def __init__(self, config=None, **settings):
-        """Takes the flags above as keywords, e.g. `width=64`, beside those of ctl.Trainer."""
+        """Accepts the flags above as keywords, e.g. `width=64`, and the keywords of ctl.Trainer."""
         own = {name: settings.pop(name, default) for name, default in DEFAULTS.items()}
         super().__init__(config, **settings)
         if not 0 <= own["label_smoothing"] < 1:

@@ -1,10 +1,10 @@
-"""Features without labels: two views of an image are closer than those of other images of the batch.
+"""Contrastive learning of image features: two views of an image are closer than views of other images.
 
 python -m models.simclr --model_dir=/tmp/simclr --epochs=5
 python -m models.simclr --model_dir=/tmp/simclr2 --strategy=mirrored --num_virtual_devices=2
 
-Chen, Kornblith, Norouzi and Hinton 2020, arXiv:2002.05709. A linear classifier of the features, which
-does not change them, learns beside them and tells how good they are.
+Chen, Kornblith, Norouzi and Hinton 2020, arXiv:2002.05709. A linear classifier is trained at the same time
+to measure the quality of the features. Its loss does not change them.
 """
 
 import ctl
@@ -24,7 +24,7 @@ layers = keras.layers
 
 
 class SimClr(ctl.Trainer):
-    """Learns from images, uint8 `[b, h, w, c]`; labels `[b]` are for the classifier beside."""
+    """Trainer of image features. Images are uint8 `[b, h, w, c]`; only the classifier uses labels `[b]`."""
 
     def __init__(
         self, config=None, *, data="shipped", image_size=32, features=64, learning_rate=2e-3,
@@ -71,7 +71,7 @@ class SimClr(ctl.Trainer):
 
     @property
     def learned(self):
-        """What the views train; not the classifier."""
+        """Variables that the contrastive loss trains, without those of the classifier."""
         return self.model.trainable_variables + self.projection.trainable_variables
 
     def train_data(self, batch_size):
@@ -81,11 +81,16 @@ class SimClr(ctl.Trainer):
         return ctl.from_arrays(self.arrays["test"], batch_size)
 
     def contrast(self, one, other):
-        """Losses and hits `[b]` of finding each row of `one` in `other`, `[b, 32]`, of all replicas."""
+        """Returns losses and hits, `[b]`, of a search for the partner of each row of `one` in `other`.
+
+        Args:
+          one, other: Projections of two views of the same images, `[b, 32]`. Rows of all replicas are
+            candidates.
+        """
         every, first = self.gather(other)
         same, _ = self.gather(one)
         own = first + tf.range(tf.shape(one)[0])
-        far = tf.one_hot(own, tf.shape(same)[0], on_value=-1e9)  # an image is no partner of itself
+        far = tf.one_hot(own, tf.shape(same)[0], on_value=-1e9)  # a row is not its own partner
         found = tf.matmul(one, every, transpose_b=True) / self.temperature
         among = tf.matmul(one, same, transpose_b=True) / self.temperature + far
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(own, tf.concat([found, among], axis=1))

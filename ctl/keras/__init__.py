@@ -1,4 +1,4 @@
-"""Compiled Keras models: `ctl.fit`, `ctl.evaluate` and the trainer that they stand on.
+"""Training of compiled Keras models: `ctl.fit`, `ctl.evaluate`, `ctl.predict` and their trainers.
 
-Only what a compiled model needs beyond `ctl.Trainer`. A model and data come in, a history goes out.
+The modules contain only the parts that a compiled model needs in addition to `ctl.Trainer`.
 """

@@ -1,7 +1,7 @@
-"""BatchNormalization over all replicas.
+"""Synchronized batch normalization.
 
-Keras 3 computes mean and variance of each replica's examples separately, so on several replicas a model
-is trained with other numbers than on one device. `synchronized=True` computes them over all replicas.
+By default Keras 3 computes mean and variance over the examples of each replica separately, so training on
+several replicas differs from training on one device. `synchronized=True` computes them over all replicas.
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ from ctl.errors import UsageError
 
 
 def synchronize_batch_norm(model: Any) -> int:
-    """Sets `synchronized` on every BatchNormalization layer of a Keras 3 model; returns their number.
+    """Sets `synchronized` on every BatchNormalization layer of a Keras 3 model and returns their number.
 
-    Call it before the model is traced: in `build`, or before `ctl.fit`. Works for layers inside of other
-    models, such as those of `keras.applications`. Weights, names and saved files stay the same. Raises
-    UsageError for anything else than a Keras 3 model or layer.
+    Call it before the model is traced: in `build`, or before `ctl.fit`. Layers of nested models, such as
+    those of `keras.applications`, are included. Weights, names and saved files do not change. Raises
+    UsageError if `model` is not a Keras 3 model or layer.
 
     >>> self.model = keras.applications.MobileNetV2(weights=None)
     >>> ctl.synchronize_batch_norm(self.model)

@@ -1,9 +1,10 @@
-"""Keras callbacks in `ctl.fit`: called on every worker with the same logs; what the chief's decide counts.
+"""Adapter for Keras callbacks in `ctl.fit`.
 
     ctl.fit(model, x, y, epochs=9, callbacks=[keras.callbacks.LearningRateScheduler(by_epoch)])
 
-A callback that stops (`self.model.stop_training = True`) or sets `self.model.optimizer.learning_rate` does
-so on all workers. What else it changes, such as weights, it has to change alike on all of them.
+Every worker calls its callbacks with the same logs. If a callback of the chief stops the training
+(`self.model.stop_training = True`) or sets `self.model.optimizer.learning_rate`, the decision applies to
+all workers. A callback that changes other state, such as weights, must make the same change everywhere.
 """
 
 import os
@@ -23,7 +24,7 @@ from ctl.tensorflow_patches import keras_models
 from ctl.training import validation
 
 _NOT_OF_KERAS = ("steps_per_sec", "examples_per_sec", "gradient_norm", "learning_rate")
-_REFUSED = {  # why, and what to write
+_REFUSED = {  # class name -> reason and replacement
     "BackupAndRestore": "its backup lacks the place in the data; write "
     "checkpoints=ctl.BackupCheckpoints(backup_dir)",
     "TensorBoard": "it follows Keras's own loop; give model_dir=..., where ctl writes logs for TensorBoard",
@@ -39,15 +40,15 @@ _OF_TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
 
 
 class KerasCallbacks(Callback):
-    """Calls Keras callbacks as `Model.fit` does; a callback of ctl, for one call of `ctl.fit`.
+    """A ctl callback that calls Keras callbacks as `Model.fit` does, for one call of `ctl.fit`.
 
     Args:
-      params: what callbacks are told: verbose, epochs, steps (of an epoch).
+      params: `params` of the Keras callbacks: verbose, epochs, steps (per epoch).
 
     Attributes:
-      epochs: numbers of those that ended.
-      logs: name -> values that the callbacks saw or added, one for each epoch.
-      stopped_at: the step at which one of them stopped the run, or None.
+      epochs: Numbers of the completed epochs.
+      logs: Name -> values that callbacks received or added, one per epoch.
+      stopped_at: Step at which a callback stopped the run, or None.
     """
 
     name = "keras_callbacks"
@@ -67,10 +68,10 @@ class KerasCallbacks(Callback):
         self._plan, self._steps = plan, plan.steps
         self._per_batch = any(map(is_of_batches, self._given))
         self._list: Any = None
-        self._open: int | None = None  # the epoch that began and has not ended
-        self._batch = -1  # the step whose batch has begun
-        self._logs: dict[str, float] = {}  # of the epoch, until its evaluation
-        self._newest: dict[str, float] | None = None  # of the last epoch
+        self._open: int | None = None  # number of the epoch in progress
+        self._batch = -1  # step of the batch in progress
+        self._logs: dict[str, float] = {}  # training metrics of the epoch, until its evaluation
+        self._newest: dict[str, float] | None = None  # logs of the last completed epoch
         self.epochs: list[int] = []
         self.logs: dict[str, list[float]] = {}
         self.stopped_at = None
@@ -84,7 +85,10 @@ class KerasCallbacks(Callback):
         self._logs, self.stopped_at = dict(saved["logs"]), saved["stopped_at"]
 
     def on_begin(self, step: int, run: str) -> Decision | None:
-        """Calls the methods for the begin of an evaluation, or of an epoch and its first batch."""
+        """Calls the methods for the begin of an evaluation, or of an epoch and its first batch.
+
+        Returns the learning rate that the callbacks set, for a training.
+        """
         self._begin_train()
         if run == "eval":
             if self._is_planned(step):
@@ -98,14 +102,19 @@ class KerasCallbacks(Callback):
         return Decision(learning_rate=self._learning_rate())
 
     def after_batch(self, step: int, means: Mapping[str, float]) -> Decision:
-        """A loop ended at `step`, with the means of the epoch so far; for callbacks of batches."""
+        """Calls the methods for the end of a batch and the begin of the next one.
+
+        Args:
+          step: Number of completed steps.
+          means: Means of the metrics since the begin of the epoch.
+        """
         self._list.on_train_batch_end((step - 1) % self._steps, _of_keras(means))
         if step % self._steps and not self._model.stop_training:
             self._begin_batch(step)
         return self._decision(step)
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
-        """The means of an epoch, or of the evaluation after it."""
+        """Passes the means of an epoch, or of the evaluation after it, to the callbacks."""
         epoch = self._plan.ended_by(step)
         if epoch is None or (run == "eval" and not self._is_planned(step)):
             return None
@@ -113,18 +122,19 @@ class KerasCallbacks(Callback):
         if run == "train":
             self._logs = _of_keras(values)
             if self._plan.is_evaluated(epoch):
-                return None  # its numbers belong to the epoch
+                return None  # the epoch ends after its evaluation
         else:
             self._end_test(values)
         self._end_epoch(epoch)
         return self._decision(step)
 
     def end(self, means: Mapping[str, float], metrics: Mapping[str, float], *, stopped: bool) -> None:
-        """The run is over; an epoch that was cut short ends with the numbers up to here.
+        """Calls the methods for the end of the training. An incomplete epoch ends with the newest metrics.
 
         Args:
-          means, metrics: the newest of the training and of the evaluation, which is {} if there was none.
-          stopped: whether the run was stopped, on all workers.
+          means: Newest means of the training.
+          metrics: Newest means of the evaluation; {} if there was none.
+          stopped: True if the run was stopped, on all workers.
         """
         self._begin_train()
         if self._open is not None:
@@ -139,7 +149,7 @@ class KerasCallbacks(Callback):
             shutil.rmtree(os.path.dirname(callback.filepath), ignore_errors=True)
 
     def _is_planned(self, step: int) -> bool:
-        """Returns False for an evaluation after an epoch that `validation_freq` leaves out, at the end."""
+        """Returns False for the final evaluation if `validation_freq` does not include the last epoch."""
         epoch = self._plan.ended_by(step)
         return epoch is None or self._plan.is_evaluated(epoch)
 
@@ -148,10 +158,10 @@ class KerasCallbacks(Callback):
             return
         from keras import callbacks as keras_callbacks
 
-        for callback in self._elsewhere:  # all save, as variables are summed; the chief's file stays
+        for callback in self._elsewhere:  # reads sum variables, so all workers save; the chief keeps files
             directory = tempfile.mkdtemp(prefix="ctl-callback-")
             callback.filepath = os.path.join(directory, os.path.basename(str(callback.filepath)))
-        self._history = keras_callbacks.History()  # the last: it sees what others add to the logs
+        self._history = keras_callbacks.History()  # last, so that it records logs that callbacks add
         self._list = keras_callbacks.CallbackList(
             [*self._given, self._history], model=self._model, **self._params
         )
@@ -182,12 +192,12 @@ class KerasCallbacks(Callback):
     def _learning_rate(self) -> float | None:
         optimizer = self._model.optimizer
         if optimizer is None or not optimizer.built or not validation.has_variable_learning_rate(optimizer):
-            return None  # a GAN has optimizers of other names, and does not use this one
+            return None  # unused, for example in a GAN, which has its optimizers in other attributes
         return float(plain(optimizer.learning_rate).numpy())
 
 
 class BatchCallbackTrainer(KerasTrainer):
-    """A trainer whose Keras callbacks are called at each batch."""
+    """A trainer that calls Keras callbacks at each batch."""
 
     keras_callbacks: KerasCallbacks | None = None
 
@@ -198,9 +208,10 @@ class BatchCallbackTrainer(KerasTrainer):
 
 
 def sorted_callbacks(given: Any, model: Any, *, evaluates: bool = True) -> tuple[list[Callback], list[Any]]:
-    """Returns the callbacks of ctl and those of Keras.
+    """Returns the ctl callbacks and the Keras callbacks of `given`.
 
-    Raises UsageError for others, and for those of test batches if there is an evaluation.
+    Raises UsageError for other objects, for Keras callbacks that `ctl.fit` does not support, and for
+    callbacks with methods for test batches if the training `evaluates`.
     """
     ours: list[Callback] = []
     theirs: list[Any] = []
@@ -221,7 +232,7 @@ def sorted_callbacks(given: Any, model: Any, *, evaluates: bool = True) -> tuple
 def callback_list(given: Any, model: Any) -> Any:
     """Returns a `keras.callbacks.CallbackList` for an evaluation or predictions outside of a training.
 
-    Raises UsageError for callbacks that it cannot call.
+    Raises UsageError for ctl callbacks and for callbacks with methods for single batches.
     """
     from keras import callbacks as keras_callbacks
 
@@ -241,7 +252,7 @@ def callback_list(given: Any, model: Any) -> Any:
 
 
 def is_of_batches(callback: Any) -> bool:
-    """Whether a Keras callback has something to do at each batch."""
+    """Returns True if a Keras callback must be called at each batch."""
     if getattr(callback, "save_freq", None) == "epoch" and _is_of_keras(callback, "ModelCheckpoint"):
         return False
     return _overrides(callback, _OF_BATCHES)
@@ -250,7 +261,7 @@ def is_of_batches(callback: Any) -> bool:
 def _check(callback: Any, model: Any, evaluates: bool) -> None:
     name = type(callback).__name__
     refused = {n: why for n, why in _REFUSED.items() if _is_of_keras(callback, n)}
-    if has_own(model, "train_step"):  # whose gradients nobody checks
+    if has_own(model, "train_step"):  # on one replica, ctl does not check its gradients
         refused.pop("TerminateOnNaN", None)
     if refused:
         raise UsageError(f"ctl.fit does not take {name}: {next(iter(refused.values()))}.")
@@ -272,7 +283,7 @@ def _overrides(callback: Any, methods: Sequence[str]) -> bool:
 
 
 def _is_of_keras(callback: Any, *names: str) -> bool:
-    """Whether a class of Keras 3 with one of these names is among the bases of a callback's."""
+    """Returns True if the callback is an instance of a Keras 3 class with one of these names."""
     return any(c.__name__ in names and c.__module__.startswith("keras.") for c in type(callback).__mro__)
 
 
@@ -282,5 +293,5 @@ def is_metric_of_keras(name: str) -> bool:
 
 
 def _of_keras(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns the metrics of Keras."""
+    """Returns the values without the metrics that ctl adds."""
     return {name: value for name, value in values.items() if is_metric_of_keras(name)}

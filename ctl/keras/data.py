@@ -1,4 +1,4 @@
-"""What `ctl.fit` and `ctl.evaluate` are given as data: arrays, datasets, PyDatasets and generators."""
+"""Data arguments of `ctl.fit` and `ctl.evaluate`: arrays, datasets, PyDatasets and generators."""
 
 import inspect
 import logging
@@ -26,10 +26,11 @@ class Epochs(NamedTuple):
     """The epochs of one call of `ctl.fit`.
 
     Attributes:
-      steps: steps of an epoch.
-      first: number of the first epoch, from 0.
-      end: number after the last epoch.
-      validation_freq: epochs between two evaluations, 0 for none; or the epochs to evaluate, from 1.
+      steps: Number of steps per epoch.
+      first: Number of the first epoch, counted from 0.
+      end: Number of the last epoch plus 1.
+      validation_freq: Number of epochs between two evaluations, 0 for none; or the epochs to evaluate,
+        counted from 1.
     """
 
     steps: int
@@ -38,7 +39,7 @@ class Epochs(NamedTuple):
     validation_freq: int | frozenset[int]
 
     def is_evaluated(self, epoch: int) -> bool:
-        """Returns True if there is an evaluation after the epoch of this number, from 0."""
+        """Returns True if there is an evaluation after epoch number `epoch`, counted from 0."""
         if isinstance(self.validation_freq, frozenset):
             return epoch + 1 in self.validation_freq
         return self.validation_freq > 0 and (epoch + 1) % self.validation_freq == 0
@@ -50,7 +51,7 @@ class Epochs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EndOfEvaluatedEpochs(Every):
-    """The last steps of the epochs that are evaluated.
+    """An interval that ends at the last step of each evaluated epoch.
 
     >>> EndOfEvaluatedEpochs(plan=Epochs(10, first=0, end=3, validation_freq=2)).next_mark(0)
     20
@@ -59,10 +60,10 @@ class EndOfEvaluatedEpochs(Every):
     plan: Epochs
 
     def __post_init__(self) -> None:
-        """Has no units to check."""
+        """Overrides the check of units, of which this interval has none."""
 
     def next_mark(self, step: int, steps_per_epoch: float | None = None) -> int | None:
-        """Returns the first of these steps after `step`, or None."""
+        """Returns the first such step after `step`, or None if there is none."""
         plan, passed = self.plan, step // self.plan.steps
         for epoch in range(plan.first + passed, plan.end):
             if plan.is_evaluated(epoch):
@@ -74,10 +75,10 @@ class Source(NamedTuple):
     """Training data of `ctl.fit`.
 
     Attributes:
-      data: arrays, a dataset, a PyDataset or `Generated` batches.
-      rest: arrays that `validation_split` takes off the end, or None.
-      batch_size: examples of a global batch.
-      steps: steps of an epoch.
+      data: Arrays, a dataset, a PyDataset or `Generated` batches.
+      rest: Arrays that `validation_split` removes from the end of the data, or None.
+      batch_size: Number of examples per global batch.
+      steps: Number of steps per epoch.
     """
 
     data: Any
@@ -93,7 +94,13 @@ class Source(NamedTuple):
 def training_source(
     arrays: tuple[Any, Any, Any], split: float, batch_size: int | None, steps_per_epoch: int | None
 ) -> Source:
-    """What x, y and sample_weight are; raises UsageError for what cannot be trained on."""
+    """Returns the training data. Raises UsageError for data that `ctl.fit` does not support.
+
+    Args:
+      arrays: The arguments x, y and sample_weight.
+      split: Fraction of the examples for validation, from the end; 0.0 for none.
+      batch_size, steps_per_epoch: The arguments of `ctl.fit`, or None.
+    """
     x = arrays[0]
     if is_generator(x) and steps_per_epoch is None:
         raise UsageError("x is a generator, whose length is unknown; give steps_per_epoch.")
@@ -103,7 +110,7 @@ def training_source(
 
 
 def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
-    """Batches, or a tuple of arrays; and what a validation split takes off its end, or None."""
+    """Returns batches or a tuple of arrays, and the arrays of the validation split or None."""
     if isinstance(x, tf.data.Dataset) or is_py_dataset(x) or is_generator(x):
         if y is not None or weight is not None or split:
             raise UsageError(
@@ -125,7 +132,7 @@ def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
 
 
 def single_pass(x: Any, y: Any, weight: Any, batch_size: int | None, steps: int | None) -> Source:
-    """Returns one pass over x, y and weights, or `steps` batches of it, for one evaluation."""
+    """Returns one pass over x, y and weights, or its first `steps` batches, for one evaluation."""
     source = training_source((x, y, weight), 0.0, batch_size, steps or 1)
     if isinstance(source.data, Generated):
         data = source.data.dataset
@@ -146,7 +153,7 @@ def _hint(x: Any) -> str:
 
 
 def _as_text(array: Any) -> Any:
-    """Returns an array of Python texts, as pandas gives them, with the dtype of strings."""
+    """Converts an array of Python strings, as from pandas, to a bytes dtype. Other arrays do not change."""
     is_of_objects = isinstance(array, np.ndarray) and array.dtype == object and array.size
     if not is_of_objects or not all(isinstance(text, (str, bytes)) for text in array.flat):
         return array
@@ -172,7 +179,7 @@ def _batch_size(source: Any, batch_size: int | None) -> int:
     for spec in tf.nest.flatten(source.element_spec):
         if spec.shape.rank and spec.shape[0] is not None:
             return int(spec.shape[0])
-    for part in pipeline_parts(source):  # to read a batch would disturb the order of a shuffle
+    for part in pipeline_parts(source):  # reading a batch would change the order of a shuffle
         size = batch_size_setting(part)
         if size is not None and "Batch" in type(part).__name__:
             return int(size)
@@ -184,7 +191,7 @@ def _batch_size(source: Any, batch_size: int | None) -> int:
 
 
 def _check_batched(dataset: tf.data.Dataset) -> None:
-    """Raises UsageError for single examples in memory, as opposed to batches."""
+    """Raises UsageError for a dataset of slices of tensors that was not batched."""
     slices = any(type(part).__name__ == "_TensorSliceDataset" for part in pipeline_parts(dataset))
     if slices and not dataset_checks.is_batched(dataset):
         raise UsageError(
@@ -194,7 +201,7 @@ def _check_batched(dataset: tf.data.Dataset) -> None:
 
 
 def check_shares(source: Source, replicas: int) -> None:
-    """Raises UsageError for batches that several replicas cannot share."""
+    """Raises UsageError for batches that cannot be split among the replicas."""
     if replicas > 1 and isinstance(source.data, tf.data.Dataset):
         _check_equal_rows(source.data, replicas)
     if source.batch_size % replicas and isinstance(source.data, (tf.data.Dataset, Generated)):
@@ -206,9 +213,9 @@ def check_shares(source: Source, replicas: int) -> None:
 
 
 def _check_equal_rows(data: tf.data.Dataset, replicas: int) -> None:
-    """Raises UsageError if inputs and targets of a batch have unequal rows.
+    """Raises UsageError if inputs and targets of a batch have unequal numbers of rows.
 
-    Rows that are not static are checked as batches are read.
+    Batches without a static number of rows are checked later, when they are read.
     """
     specs = tf.nest.flatten(data.element_spec)
     rows = [spec.shape[0] if spec.shape.rank else None for spec in specs]
@@ -235,7 +242,7 @@ def _steps_of_epoch(source: Any, batch_size: int, given: int | None) -> int:
     count = int(source.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         raise UsageError("x is an endless dataset; give steps_per_epoch.")
-    if count == tf.data.UNKNOWN_CARDINALITY:  # one pass over it tells
+    if count == tf.data.UNKNOWN_CARDINALITY:  # count the batches in one pass
         count = int(source.reduce(np.int64(0), lambda n, *_: n + 1))
     return max(1, count)
 
@@ -254,7 +261,7 @@ def validation_epochs(given: Any) -> int | frozenset[int]:
 
 
 def repeated(source: Source, plan: Epochs, seed: int | None) -> Any:
-    """The data of all epochs; a `seed` shuffles arrays, and the order of a PyDataset's batches."""
+    """Returns the data of all epochs. With a `seed`, arrays and the batches of a PyDataset are shuffled."""
     data = source.data
     if isinstance(data, Generated):
         return data.dataset
@@ -268,7 +275,13 @@ def repeated(source: Source, plan: Epochs, seed: int | None) -> Any:
 
 
 def validation_source(data: Any, batch_size: int, steps: int | None) -> Any:
-    """One pass over the examples to evaluate."""
+    """Returns one pass over the examples to evaluate, or its first `steps` batches.
+
+    Args:
+      data: The argument `validation_data`.
+      batch_size: Number of examples per global batch, for arrays.
+      steps: Number of batches, or None for all. A generator requires it.
+    """
     if data is None or isinstance(data, ArrayData):
         return data
     if is_generator(data):

@@ -1,4 +1,4 @@
-"""`ctl.fit` and `ctl.evaluate`: the calls of `Model.fit` and `Model.evaluate`, under any strategy."""
+"""Functions `ctl.fit`, `ctl.evaluate` and `ctl.predict`: methods of `keras.Model` under any strategy."""
 
 import functools
 import logging
@@ -48,9 +48,13 @@ _GENERATOR_RESUMES = (
 
 
 class History(MetricWriter):
-    """What `Model.fit` returns: `history` is name -> one value per epoch, `epoch` the epochs' numbers.
+    """Metrics of each epoch, with the interface of the `History` that `Model.fit` returns.
 
-    It is filled on every worker alike.
+    Every worker records the same values.
+
+    Attributes:
+      history: Name -> values, one per epoch.
+      epoch: Numbers of the epochs.
     """
 
     everywhere = True
@@ -67,7 +71,7 @@ class History(MetricWriter):
         self._plan = plan
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
-        """Numbers of a writer; those of other steps than the ends of epochs are left out."""
+        """Records the metrics of an epoch or of its evaluation. Ignores other steps."""
         epoch = None if self._plan is None else self._plan.ended_by(step)
         if epoch is None or (run == "eval" and self._plan and not self._plan.is_evaluated(epoch)):
             return
@@ -79,7 +83,12 @@ class History(MetricWriter):
                 self.history.setdefault(prefix + name, []).append(value)
 
     def take(self, epochs: Sequence[int], logs: Mapping[str, Sequence[float]]) -> None:
-        """What callbacks saw and added to the numbers: an epoch cut short, learning rates."""
+        """Adds the values of the callbacks' logs: of an incomplete epoch, or added by callbacks.
+
+        Args:
+          epochs: Numbers of the epochs.
+          logs: Name -> values, one per epoch.
+        """
         self.epoch = [*self.epoch, *(e for e in epochs if e not in self.epoch)]
         for name, seen in logs.items():
             if len(seen) > len(self.history.get(name, ())):
@@ -119,19 +128,19 @@ def fit(
     own_step: str | None = None,
     sync_batch_norm: bool = False,
 ) -> History:
-    """Trains a compiled Keras 3 model, made in the scope of its strategy. All workers must call it.
+    """Trains a compiled Keras 3 model, created in the scope of its strategy. All workers must call it.
 
     The arguments up to `validation_freq` are those of `Model.fit`; x may be arrays, a dataset, a PyDataset
-    or a generator of *global* batches, the same on every worker. Raises UsageError before any work.
+    or a generator of *global* batches, the same on every worker. Raises UsageError before training starts.
 
     Args:
-      batch_size: examples of a global batch of arrays; 32 by default.
-      callbacks: of ctl or Keras, called on every worker; the chief's decisions (stop, learning rate) count.
-      model_dir: checkpoints, logs, metrics.jsonl. Given again, the run resumes. None: no files.
-      checkpoints, writers: where states and metrics go; by default model_dir, and the console.
-      seed: of shuffles and random operations; None: that of `keras.utils.set_random_seed`, else 0.
-      save_every_steps: steps between checkpoints; None: once an epoch.
-      own_step, sync_batch_norm: for several replicas, see docs/keras.md.
+      batch_size: Examples per global batch of arrays. Defaults to 32.
+      callbacks: ctl or Keras callbacks. All workers call them; the chief decides (stop, learning rate).
+      model_dir: Directory of checkpoints and logs; an existing run resumes. None: no files.
+      checkpoints, writers: Checkpoint manager, metric writers. Default: model_dir, and the console.
+      seed: Seed of all randomness. None: that of `keras.utils.set_random_seed`, else 0.
+      save_every_steps: Steps between checkpoints. None: one checkpoint per epoch.
+      own_step, sync_batch_norm: Options for several replicas, see docs/keras.md.
     """
     source = training_source((x, y, sample_weight), validation_split, batch_size, steps_per_epoch)
     data = source.rest if validation_data is None else validation_data
@@ -145,7 +154,7 @@ def fit(
         model, train=repeated(source, plan, seeds["seed"] if shuffle else None), **seeds,
         validation=validation_source(data, validation_batch_size or source.batch_size, validation_steps),
         class_weight=class_weight, own_step=own_step, sync_batch_norm=sync_batch_norm, model_dir=model_dir,
-        global_batch_size=source.batch_size, evaluate_ema=False,  # as Model.fit, see _finished
+        global_batch_size=source.batch_size, evaluate_ema=False,  # as in Model.fit, see _finished
         checkpoints=checkpoints, intervals=_intervals(model, plan, save_every_steps, per_batch),
         writers=_writers(writers, verbose, model_dir), callbacks=ours,
     )  # fmt: skip
@@ -157,7 +166,7 @@ def fit(
 def _trained(
     trainer: KerasTrainer, model: Any, plan: Epochs, callbacks: Sequence[Any], params: Mapping[str, Any]
 ) -> History:
-    """Trains, and calls the callbacks of Keras."""
+    """Runs the training with the Keras `callbacks` and returns its history."""
     if trainer.topology.num_workers > 1:
         _refuse_evaluation_of_keras(model)
     params = {**params, "steps": plan.steps}
@@ -195,7 +204,7 @@ def _trained(
 
 
 def _refuse_evaluation_of_keras(model: Any) -> None:
-    """Makes `model.evaluate` an error, as Keras cannot sum its results over workers."""
+    """Replaces `model.evaluate` by a method that raises, as Keras cannot sum its results over workers."""
 
     def evaluate(*_: Any, **__: Any) -> None:
         raise UsageError(
@@ -207,7 +216,7 @@ def _refuse_evaluation_of_keras(model: Any) -> None:
 
 
 def _cut_predictions(replicas: int, _: Any, predict_on_batch: Callable) -> Callable:
-    """Returns a `predict_on_batch` without the outputs of further replicas, which get the same batch."""
+    """Returns a `predict_on_batch` with the outputs of one replica, as all replicas get the same batch."""
 
     @functools.wraps(predict_on_batch)
     def predict_once(x: Any) -> Any:
@@ -218,7 +227,7 @@ def _cut_predictions(replicas: int, _: Any, predict_on_batch: Callable) -> Calla
 
 
 def _intervals(model: Any, plan: Epochs, save_every_steps: int | None, per_batch: bool) -> Intervals:
-    """Everything once an epoch, but evaluations as planned."""
+    """Returns intervals of one epoch for logs and checkpoints, and the planned evaluations."""
     steps = plan.steps
     return Intervals(
         steps_per_loop=_steps_per_loop(model, per_batch),
@@ -229,7 +238,7 @@ def _intervals(model: Any, plan: Epochs, save_every_steps: int | None, per_batch
 
 
 def _finished(trainer: KerasTrainer) -> None:
-    """As Keras: averages take the place of the weights, unless the best weights did."""
+    """Replaces the weights by their moving averages, as `Model.fit` does, unless the best were restored."""
     model = trainer.model
     assert trainer._prepared is not None
     if trainer._prepared.callbacks.has_best_weights or model.optimizer is None:
@@ -258,12 +267,12 @@ def evaluate(
     arrays, a dataset, a PyDataset or a generator of *global* batches. Every example counts once.
 
     Args:
-      verbose: 0 for no output; otherwise the chief prints one line.
-      callbacks: Keras callbacks; `on_test_begin` and `on_test_end` are called, methods of batches refused.
-      return_dict: False returns a list in the order of `Model.evaluate`, or the loss alone.
-      own_step: "mean" runs a model's own `test_step` or `compute_loss` on several replicas.
+      verbose: 0 for no output. Otherwise the chief prints one line.
+      callbacks: Keras callbacks with `on_test_begin` or `on_test_end`, without methods for batches.
+      return_dict: If False, returns a list in the order of `Model.evaluate`, or only the loss.
+      own_step: "mean" runs a model's custom `test_step` or `compute_loss` on several replicas.
 
-    Raises UsageError before any work.
+    Raises UsageError before the evaluation starts.
     """
     check_verbose(verbose)
     source = single_pass(x, y, sample_weight, batch_size, steps)
@@ -296,7 +305,7 @@ def predict(
     """Returns the outputs of a Keras 3 model for all of x, as arrays `[n, ...]` in the model's structure.
 
     The arguments are those of `Model.predict`; `verbose` has no effect. Each process predicts all of x on
-    its own replicas, so a single worker may call it. Raises UsageError before any work.
+    its own replicas, so a single worker may call it. Raises UsageError before the prediction starts.
     """
     check_verbose(verbose)
     source = single_pass(x, None, None, batch_size, steps)
@@ -312,7 +321,7 @@ def predict(
 
 
 def _divisible(batch_size: int, model: Any) -> int:
-    """Returns the batch size, rounded up to a multiple of the replicas, as no number depends on it."""
+    """Returns the batch size, rounded up to a multiple of the replicas. The results do not depend on it."""
     replicas = _replicas_of(model)
     return -(-batch_size // replicas) * replicas
 
@@ -320,8 +329,8 @@ def _divisible(batch_size: int, model: Any) -> int:
 def _seeds(model: Any, seed: int | None = None) -> dict[str, Any]:
     """Returns the arguments of a trainer about random numbers.
 
-    Without `seed`, one worker takes the program's seed, and Python's and NumPy's generators continue.
-    Several workers take seed 0.
+    Without `seed`, a single worker uses the seed of the program and keeps the states of the generators of
+    Python and NumPy. Several workers use seed 0.
     """
     strategy = getattr(model, "distribute_strategy", None)
     if seed is not None or (strategy is not None and strategy_attributes.has_several_workers(strategy)):
@@ -335,13 +344,13 @@ def _replicas_of(model: Any) -> int:
 
 
 def check_verbose(verbose: Any) -> None:
-    """Raises UsageError for a value that `Model.fit` does not know."""
+    """Raises UsageError for a value that `Model.fit` does not accept."""
     if verbose not in ("auto", 0, 1, 2):
         raise UsageError(f'verbose is {verbose!r}; expected "auto", 0 (nothing), 1 (a bar) or 2 (lines).')
 
 
 def _steps_per_loop(model: Any, per_batch: bool) -> int | str:
-    """`auto`, unless callbacks look at each call, or the model was compiled for some steps in one."""
+    """Returns the compiled `steps_per_execution` if above 1, 1 for callbacks at each batch, else "auto"."""
     asked = getattr(model, "steps_per_execution", 1) or 1
     return int(asked) if asked > 1 or per_batch else "auto"
 
@@ -349,7 +358,7 @@ def _steps_per_loop(model: Any, per_batch: bool) -> int | str:
 def _writers(
     given: Sequence[MetricWriterLike] | None, verbose: Any, model_dir: str | None
 ) -> list[MetricWriterLike]:
-    """Returns the writers of the call, or the default ones for a value of `verbose` as in Keras."""
+    """Returns the given writers, or the default writers for a value of `verbose` as in Keras."""
     check_verbose(verbose)
     if given is not None:
         return list(given)

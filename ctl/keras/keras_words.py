@@ -1,6 +1,6 @@
-"""Error messages of `ctl.fit` with the terms of `Model.fit`.
+"""Translation of messages of `ctl.Trainer` into the terms of `Model.fit`.
 
-The messages of `ctl.Trainer` name its methods, attributes and flags, which a Keras program does not have.
+The original messages name methods, attributes and flags of a trainer, which a Keras program does not have.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _REPLACEMENTS = (
 
 
 class _KerasWords(logging.Filter):
-    """Translates log records."""
+    """A filter that translates log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = translated(record.getMessage()), ()
@@ -54,7 +54,7 @@ class _KerasWords(logging.Filter):
 
 @contextlib.contextmanager
 def in_keras_words() -> Iterator[None]:
-    """Within the block, errors and log records of ctl have the terms of `Model.fit`."""
+    """Translates errors and log records of ctl into the terms of `Model.fit` within the block."""
     log, translation = logging.getLogger("ctl"), _KerasWords()
     log.addFilter(translation)
     try:
@@ -68,7 +68,7 @@ def in_keras_words() -> Iterator[None]:
 
 
 def translated(message: str) -> str:
-    """Returns the message with the arguments of `Model.fit` for the methods and flags of a trainer."""
+    """Returns the message with arguments of `Model.fit` in place of methods and flags of a trainer."""
     for pattern, replacement in _REPLACEMENTS:
         message = re.sub(pattern, replacement, message, flags=re.DOTALL)
     return message

@@ -1,8 +1,8 @@
-"""A model's own `train_step` and `test_step`: called as Keras's loop calls them.
+"""Execution of a custom `train_step` or `test_step` of a model, with the interface of the Keras loop.
 
 On several replicas every replica calls the step with its part of the batch (`own_step="mean"`). The losses
 are means over a replica's examples, so gradients, values and updates of `Mean` metrics are averaged over
-replicas in proportion to their examples.
+replicas in proportion to their numbers of examples.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ OWN_STEP_MEAN = "mean"
 
 
 class _Thread(threading.local):
-    """The means over replicas of the step that this thread traces; None: one replica."""
+    """Means over replicas for the step that this thread traces. None on one replica."""
 
     means: "ReplicaMeans | None" = None
 
@@ -59,7 +59,7 @@ class ReplicaMeans:
         self.share = tf.convert_to_tensor(means.share_of_rows(tf.constant(1.0)))  # of the global batch
 
     def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Applies the mean of the gradients over replicas; variables without a gradient stay."""
+        """Applies the mean of the gradients over replicas. Variables without a gradient do not change."""
         _check_not_clipped(optimizer, gradients)
         num_local_workers = self._step.context.num_local_workers
         factor = self.share * num_local_workers if num_local_workers else self.share
@@ -96,7 +96,7 @@ def _is_clipped(gradient: Any) -> bool:
 
 
 def _check_not_clipped(optimizer: Any, gradients: Sequence[Any]) -> None:
-    """Raises UsageError for gradients that the step clips."""
+    """Raises UsageError if the step has clipped a gradient."""
     for gradient in gradients:
         tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
         if tensor is not None and _is_clipped(tensor):
@@ -122,8 +122,12 @@ def call_own_step(
     """Calls `train_step` or `test_step` and returns its values by name.
 
     Args:
-      logs: converts the dictionary that the method returns.
-      means: on several replicas, the means over them.
+      method: Bound method of the model.
+      data: Batch of this replica.
+      logs: Converter of the dictionary that the method returns.
+      means: Means over replicas. None on one replica.
+
+    Raises UsageError if the method does not return a dictionary.
     """
     if means is None:
         values = logs.of(lambda: method(data))
@@ -140,7 +144,7 @@ def call_own_step(
 
 @contextlib.contextmanager
 def _averaged(means: ReplicaMeans) -> Iterator[None]:
-    """Within the block, optimizers and `Mean` metrics average over replicas."""
+    """Makes optimizers and `Mean` metrics average over replicas within the block."""
     before, _thread.means = _thread.means, means
     try:
         with (
@@ -167,9 +171,10 @@ def _apply_mean(optimizer: Any, apply: Callable) -> Callable:
 
 
 def calls_model(model: Any, method: str, replicas: int) -> bool:
-    """Returns True if `method` ("train_step", "test_step") of the model is called, as Keras does.
+    """Returns True if `method` ("train_step" or "test_step") of the model must be called, as in Keras.
 
-    A `compute_metrics` returns values of its own. A `compute_loss` may be any function of the batch.
+    A custom `compute_metrics` returns custom values. On several replicas, a custom `compute_loss` may be
+    any function of the batch.
     """
     if has_own(model, method) or has_own(model, "compute_metrics"):
         return True
@@ -182,8 +187,8 @@ def build_by_tracing(
     """Creates the variables of a model, its metrics and its optimizers by a trace of its step.
 
     Args:
-      data: an example batch, as `train_step` gets it on one replica.
-      metrics: metrics whose updates are recorded on several replicas.
+      data: Example batch, as `train_step` receives it on one replica.
+      metrics: Metrics to record on several replicas.
 
     Returns the recorded metrics with the arguments of their `update_state`.
     Raises UsageError on several replicas for unbuilt layers, as replicas cannot create variables.
@@ -196,7 +201,7 @@ def build_by_tracing(
     if replicas == 1:
         tf.function(step, autograph=False).get_concrete_function(data)
         return []
-    if type(model).call.__qualname__ not in ("Layer.call", "Model.call"):  # else none is written
+    if type(model).call.__qualname__ not in ("Layer.call", "Model.call"):  # the class defines `call`
         keras_models.build_symbolically(model, data)  # a no-op for a built model
     optimizers = [o for o in (model.optimizer, *own_optimizers(model).values()) if o is not None]
 
@@ -230,7 +235,7 @@ def _build_only(strategy: Any, optimizer: Any, _: Callable) -> Callable:
 
 
 def own_optimizers(model: Any) -> dict[str, Any]:
-    """Optimizers that are attributes of a model, by name, such as those of a GAN; not `optimizer`."""
+    """Returns the optimizers that are attributes of a model, by name, except `model.optimizer`."""
     return {
         name: value
         for name, value in vars(model).items()
@@ -250,7 +255,11 @@ def check_own_step(value: str | None) -> None:
 def check_several_replicas(
     model: Any, replicas: int, own_step: str | None, *, trains: bool, evaluates: bool
 ) -> None:
-    """Raises UsageError for own methods on several replicas if `own_step` is None."""
+    """Raises UsageError for custom methods on several replicas if `own_step` is None.
+
+    Args:
+      trains, evaluates: True if `train_step` or `test_step` will be called.
+    """
     used = {"train_step": trains, "test_step": evaluates, "compute_loss": True, "compute_metrics": True}
     overridden = [method for method, is_used in used.items() if is_used and has_own(model, method)]
     if overridden and own_step is None:

@@ -1,7 +1,7 @@
-"""Values of losses and metrics for a batch and for its parts, with random numbers.
+"""Comparison of losses and metrics of a batch with those of its parts, on random data.
 
-A replica calls losses and metrics with its part of a batch. If the values of the parts do not give the
-value of the batch, a training on several replicas differs from that on one device.
+A replica calls losses and metrics with its part of a batch. If the values of the parts do not combine to
+the value of the batch, training on several replicas differs from training on one device.
 """
 
 import functools
@@ -26,17 +26,17 @@ _seed_shifts = itertools.count(1)
 
 
 class _MeansOfPart(GlobalMeans):
-    """Shares of means over a batch of `NUM_ROWS` rows, for a part of it."""
+    """Shares of means over a batch of `NUM_ROWS` rows, for one part of the batch."""
 
     def everywhere(self, *counts: Any) -> list:
         return [count * (NUM_ROWS / self._rows) for count in counts]
 
 
 def random_structures(structure: Any) -> Iterator[Any]:
-    """Yields a structure of random tensors of `NUM_ROWS` rows for each of some magnitudes.
+    """Yields a structure of random tensors of `NUM_ROWS` rows for each magnitude in `_SCALES`.
 
-    Floats are positive for the first magnitude, and whole numbers are 0 or 1. Both are distributed
-    unequally over the rows. Texts are empty.
+    Floats are positive for the first magnitude, and integers are 0 or 1. Both are distributed unequally
+    over the rows. Strings are empty.
     """
     for scale in _SCALES:
         make = functools.partial(_random_like, scale=scale, generator=np.random.default_rng(0))
@@ -60,7 +60,7 @@ def _random_like(part: Any, *, scale: float, generator: np.random.Generator) -> 
 
 
 def variants(targets: tf.Tensor) -> Iterator[tf.Tensor]:
-    """Yields targets `[NUM_ROWS, ...]`, and the same with some rows of a value that masks may leave out."""
+    """Yields targets `[NUM_ROWS, ...]`, and variants with some rows of a value that losses may mask."""
     yield targets
     is_masked = np.isin(np.arange(NUM_ROWS), (0, 1, 6)).reshape([-1, *[1] * (len(targets.shape) - 1)])
     for value in _SENTINELS if targets.dtype.is_floating or targets.dtype.is_integer else ():
@@ -69,7 +69,7 @@ def variants(targets: tf.Tensor) -> Iterator[tf.Tensor]:
 
 
 def call_model(model: Any, inputs: Any, *, training: bool) -> Any:
-    """Returns the outputs of a model, with other random numbers in each call; no variable changes.
+    """Returns the outputs of a model. Each call uses new random numbers and changes no variable.
 
     Raises ValueError if layers have variables that Keras does not manage.
     """
@@ -102,8 +102,8 @@ def compare_losses(loss: Any, targets: Any, outputs: Any) -> bool | None:
     """Returns True if the loss of a batch is the sum of the shares of its parts, None if it is random.
 
     Args:
-      loss: a Keras loss object.
-      targets, outputs: of a batch, `[NUM_ROWS, ...]`.
+      loss: Keras loss object.
+      targets, outputs: Tensors of a batch, `[NUM_ROWS, ...]`.
     """
 
     def values() -> tuple[Any, Any]:
@@ -120,7 +120,7 @@ def compare_losses(loss: Any, targets: Any, outputs: Any) -> bool | None:
 
 
 def undivided_call(_: Any, call: Callable) -> Callable:
-    """Returns the `call` of a loss in which other loss objects return means over their arguments."""
+    """Returns the `call` of a loss, in which nested loss objects return means over their arguments."""
 
     def call_undivided(*arguments: Any, **named: Any) -> Any:
         with undivided_means():
@@ -130,12 +130,12 @@ def undivided_call(_: Any, call: Callable) -> Callable:
 
 
 def compare_metrics(metric: Any, arguments: Sequence[Any], parts: Sequence[slice]) -> bool | None:
-    """Returns True if the result for a batch is that of the summed variables of its parts.
+    """Returns True if the result for a batch equals that of the summed variables of its parts.
 
     Args:
-      metric: a Keras metric.
-      arguments: of `update_state`, each `[NUM_ROWS, ...]`.
-      parts: the rows of each part.
+      metric: Keras metric.
+      arguments: Arguments of `update_state`, each `[NUM_ROWS, ...]`.
+      parts: Rows of each part.
 
     Returns None if the result is random.
     """
@@ -165,9 +165,9 @@ def _result(metric: Any, values: list[Any]) -> Any:
 
 
 def compare_added_losses(model: Any, inputs: Any) -> dict[str, bool]:
-    """Returns, by the names of the layers, whether the losses that they add are means over examples.
+    """Returns a dictionary: layer name -> True if the loss that the layer adds is a mean over examples.
 
-    Losses that are zero or random are left out.
+    Losses that are zero or random are omitted.
     """
     parts = [tf.nest.map_structure(lambda value, part=part: value[part], inputs) for part in UNEQUAL]
     of_batch, repeated = (_added_losses(model, inputs) for _ in range(2))
@@ -181,7 +181,7 @@ def compare_added_losses(model: Any, inputs: Any) -> dict[str, bool]:
 
 
 def _added_losses(model: Any, inputs: Any) -> dict[str, Any]:
-    """Returns the sums of the losses that layers add, by the names of the layers."""
+    """Returns a dictionary: layer name -> sum of the losses that the layer adds."""
     losses: dict[str, Any] = {}
 
     def recording(layer: Any, add_loss: Callable) -> Callable:

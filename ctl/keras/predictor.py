@@ -1,4 +1,4 @@
-"""Predictions of a Keras 3 model that need not be compiled."""
+"""Trainer of `ctl.predict`, for compiled and uncompiled Keras 3 models."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ class KerasPredictor(Trainer):
         """Validates and stores the model.
 
         Args:
-          model: a Keras 3 model, compiled or not.
-          generator_states: as for `ctl.KerasTrainer`.
-          options: of `ctl.Trainer`; the strategy is the one that the model was made under.
+          model: Keras 3 model, compiled or not.
+          generator_states: See `ctl.KerasTrainer`.
+          options: Options of `ctl.Trainer`, except `strategy`, which is that of the model.
 
-        Raises UsageError for anything else than a Keras 3 model.
+        Raises UsageError if `model` is not a Keras 3 model.
         """
         if not is_keras3(model) or not hasattr(model, "predict_step"):
             raise UsageError(f"model is a {type(model).__name__}; expected a Keras 3 model.")
@@ -33,12 +33,12 @@ class KerasPredictor(Trainer):
         self.model = self._given
 
     def predict(self, data: Any = None) -> Any:
-        """Outputs of the model for all inputs of `data`; see `Trainer.predict`."""
+        """Returns the outputs of the model for all inputs of `data`; see `Trainer.predict`."""
         self._create_variables(data)
         return super().predict(data)
 
     def _create_variables(self, data: Any) -> None:
-        """Creates the variables of a model that was never called, as replicas cannot."""
+        """Creates the variables of an unbuilt model, as replicas cannot create variables."""
         if self._given.built:
             return
         batches = data.take(1) if isinstance(data, tf.data.Dataset) else [data.first_rows(1)]

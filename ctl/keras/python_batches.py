@@ -1,6 +1,6 @@
-"""Batches that Python code makes, `keras.utils.PyDataset` and generators, as a `tf.data.Dataset`.
+"""Conversion of `keras.utils.PyDataset` and Python generators to `tf.data.Dataset`.
 
-Every worker reads the same global batches, so the code has to give the same ones on each of them.
+Every worker reads the global batches, so the Python code must produce the same batches on every worker.
 """
 
 import collections
@@ -13,11 +13,11 @@ import numpy as np
 import tensorflow as tf
 from ctl.errors import UsageError
 
-_LOOKED_AT = 2  # batches whose shapes tell which axes vary, as Keras does
+_LOOKED_AT = 2  # number of batches to compare for axes of variable size, as in Keras
 
 
 def is_py_dataset(thing: Any) -> bool:
-    """True for a `keras.utils.PyDataset`."""
+    """Returns True for a `keras.utils.PyDataset`."""
     return any(c.__name__ == "PyDataset" and c.__module__.startswith("keras.") for c in type(thing).__mro__)
 
 
@@ -26,15 +26,15 @@ def is_generator(thing: Any) -> bool:
 
 
 def training_batches(data: Any, *, epochs: int, steps: int, seed: int | None) -> tf.data.Dataset:
-    """`epochs` times `steps` batches of a PyDataset, whose hooks are called as by `Model.fit`.
+    """Returns `epochs` times `steps` batches of a PyDataset and calls its hooks as `Model.fit` does.
 
-    A new pass over it begins where the last one ended. With a `seed` each pass has another order of
-    batches, the same on all workers and after a resume; None: in order.
+    A new pass over the PyDataset begins where the last one ended, also within an epoch. With a `seed`, each
+    pass has another order of batches, the same on all workers and after a resume. None: no shuffling.
     """
 
     def batches() -> Iterator[Any]:
         passes = _passes(data, seed)
-        data.on_epoch_end()  # before the first epoch too, as in Model.fit
+        data.on_epoch_end()  # also before the first epoch, as in Model.fit
         for _ in range(epochs):
             data.on_epoch_begin()
             yield from itertools.islice(passes, steps)
@@ -44,7 +44,10 @@ def training_batches(data: Any, *, epochs: int, steps: int, seed: int | None) ->
 
 
 def validation_batches(data: Any, steps: int | None) -> tf.data.Dataset:
-    """One pass over a PyDataset in order, or `steps` batches of it."""
+    """Returns one pass over a PyDataset in order, or at most its first `steps` batches.
+
+    Raises UsageError for a PyDataset without a length if `steps` is None.
+    """
     count = data.num_batches if steps is None else steps
     if count is None:
         raise UsageError(
@@ -63,14 +66,14 @@ def validation_batches(data: Any, steps: int | None) -> tf.data.Dataset:
 
 
 class Generated(NamedTuple):
-    """Batches of a generator, and the rows of its first ones at most."""
+    """Batches of a generator, and the largest number of rows of its first batches."""
 
     dataset: tf.data.Dataset
     rows: int
 
 
 def generated_batches(generator: Any) -> Generated:
-    """What a generator yields; a second iterator goes on where the first one stopped."""
+    """Returns the batches of a generator. A second iterator continues where the first one stopped."""
     first = list(itertools.islice(generator, _LOOKED_AT))
     if not first:
         raise UsageError("x is a generator that yields nothing; expected batches.")
@@ -80,7 +83,7 @@ def generated_batches(generator: Any) -> Generated:
 
 
 def read_first(generator: Any, count: int) -> tf.data.Dataset:
-    """Returns a dataset of the first `count` batches of a generator, which are held in memory."""
+    """Returns a dataset of the first `count` batches of a generator, which it reads into memory."""
     batches = [_standard(batch) for batch in itertools.islice(generator, count)]
     if not batches:
         raise UsageError("the validation data are a generator that yields nothing; expected batches.")
@@ -88,7 +91,7 @@ def read_first(generator: Any, count: int) -> tf.data.Dataset:
 
 
 def batch_size_of(data: Any) -> int:
-    """Rows of the first batches of a PyDataset at most: its global batch size."""
+    """Returns the global batch size of a PyDataset: the largest number of rows of its first batches."""
     return _most_rows(_first_of(data))
 
 
@@ -113,7 +116,7 @@ def _passes(data: Any, seed: int | None) -> Iterator[Any]:
 
 
 def _read(data: Any, indices: Iterable[int]) -> Iterator[Any]:
-    """Batches in the order of `indices`; several at a time where the PyDataset has several workers."""
+    """Yields batches in the order of `indices`. A PyDataset with several workers loads in parallel."""
     if data.workers <= 1:
         yield from (_standard(data[i]) for i in indices)
         return
@@ -129,7 +132,7 @@ def _read(data: Any, indices: Iterable[int]) -> Iterator[Any]:
 
 
 def _standard(batch: Any) -> Any:
-    """A batch as arrays in tuples and dictionaries; raises UsageError for what cannot be one."""
+    """Returns a batch as arrays in tuples and dictionaries. Raises UsageError for an invalid batch."""
     if isinstance(batch, list):
         batch = tuple(batch)
     if not isinstance(batch, (tuple, dict)):
@@ -163,7 +166,13 @@ def _arrays(part: Any) -> Any:
 
 
 def _dataset(batches: Any, first: list[Any], count: int | None) -> tf.data.Dataset:
-    """A dataset of what calls of `batches` yield, which looks like `first`; `count` of them, if known."""
+    """Returns a dataset of the batches that `batches()` yields.
+
+    Args:
+      batches: () -> iterator of batches, called once per pass.
+      first: Example batches, which define the structure, shapes and dtypes.
+      count: Number of batches, or None if it is unknown.
+    """
 
     def spec(*arrays: Any) -> tf.TensorSpec:
         shapes = [a.shape for a in arrays]

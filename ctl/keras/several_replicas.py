@@ -1,7 +1,7 @@
 """Checks of a compiled model before it trains on several replicas.
 
-Losses and metrics of the user are called with random numbers: once with a batch, and with its parts as
-replicas call them. Where the results differ, training would differ from that on one device.
+The checks call custom losses and metrics with random numbers: with a batch, and with its parts as replicas
+do. If the results differ, training would differ from training on one device.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def check_for_strategy(model: Any, strategy: Any, jit_compile: bool) -> None:
 
 
 def _names_of_losses(model: Any) -> list[str]:
-    """Returns the names of the compiled losses that Keras defines, in lower case."""
+    """Returns the names of the compiled losses, in lower case, except losses that Keras does not define."""
     names = []
     for loss in tf.nest.flatten(model.loss):
         owner = loss if inspect.isfunction(loss) else type(loss)
@@ -65,9 +65,9 @@ def check_losses_and_metrics(model: Any, x: Any, y: Any, replicas: int) -> None:
     """Raises UsageError for losses and metrics that replicas would compute differently from one device.
 
     Args:
-      model: a compiled model with its variables.
-      x, y: an example batch. Only shapes and dtypes are used.
-      replicas: number of replicas.
+      model: Compiled model with its variables.
+      x, y: Example batch. Only shapes and dtypes are used.
+      replicas: Number of replicas.
 
     Losses and metrics that cannot be called with random numbers are not checked.
     """
@@ -88,7 +88,7 @@ def check_losses_and_metrics(model: Any, x: Any, y: Any, replicas: int) -> None:
 
 
 def _values_of(function: Callable, *arguments: Any) -> list[Any]:
-    """Returns the values that a generator function yields before an exception."""
+    """Returns the values that a generator function yields, up to its end or its first exception."""
     values: list[Any] = []
     with contextlib.suppress(Exception):
         values.extend(function(*arguments))
@@ -134,12 +134,12 @@ def _check_loss(loss: Any, targets: Any, outputs: Any, *, replicas: int) -> None
 def check_metric(metric: Any, arguments: Sequence[Any], replicas: int) -> None:
     """Raises UsageError if replicas would compute a metric differently from one device.
 
-    Logs a warning if that holds only for batches that replicas do not share equally.
+    Logs a warning if only batches with unequal numbers of rows per replica give different results.
 
     Args:
-      metric: a Keras metric.
-      arguments: random arguments of `update_state`, each `[part_values.NUM_ROWS, ...]`.
-      replicas: number of replicas.
+      metric: Keras metric.
+      arguments: Random arguments of `update_state`, each `[part_values.NUM_ROWS, ...]`.
+      replicas: Number of replicas.
     """
     try:
         has_equal_halves = part_values.compare_metrics(metric, arguments, part_values.HALVES)
@@ -163,12 +163,12 @@ def check_metric(metric: Any, arguments: Sequence[Any], replicas: int) -> None:
 
 
 def check_recorded_metrics(calls: Collection[tuple[Any, tuple]], rows: int, replicas: int) -> None:
-    """Checks metrics that an own step updates with tensors of one row per example.
+    """Checks metrics that a custom step updates with tensors of one row per example.
 
     Args:
-      calls: metrics with the arguments of `update_state` in a trace.
-      rows: rows of a replica's batch in the trace.
-      replicas: number of replicas.
+      calls: Metrics with the arguments of `update_state` in a trace.
+      rows: Number of rows of a replica's batch in the trace.
+      replicas: Number of replicas.
     """
     for metric, arguments in calls:
         shapes = [getattr(argument, "shape", tf.TensorShape([])) for argument in arguments]
@@ -179,12 +179,12 @@ def check_recorded_metrics(calls: Collection[tuple[Any, tuple]], rows: int, repl
 
 
 def check_added_losses(model: Any, x: Any, replicas: int) -> frozenset[str]:
-    """Returns the names of the layers that add losses which are known to be means over the examples.
+    """Returns the names of the layers that add losses and passed the test for means over the examples.
 
     Args:
-      model: a compiled model with its variables.
-      x: example inputs. Only shapes and dtypes are used.
-      replicas: number of replicas.
+      model: Compiled model with its variables.
+      x: Example inputs. Only shapes and dtypes are used.
+      replicas: Number of replicas.
 
     Raises UsageError if such a loss is not a mean.
     """
@@ -216,7 +216,7 @@ def _may_add_losses(layer: Any) -> bool:
 
 
 def _has_statistics(layer: Any) -> bool:
-    """Returns True for a BatchNormalization layer that is trained."""
+    """Returns True for a trainable BatchNormalization layer."""
     return hasattr(layer, "moving_mean") and layer.trainable
 
 
@@ -231,7 +231,7 @@ def losses_of_user(model: Any) -> list[Any]:
 
 
 def metrics_of_user(model: Any) -> list[Any]:
-    """Returns the metrics that Keras does not define, without those that have other kinds of variables."""
+    """Returns the metrics that Keras does not define, if all their variables are Keras sums."""
     compiled = keras_models.compiled_metrics(model)
     metrics = [*(m for m in model.metrics if m is not compiled), *getattr(compiled, "metrics", [])]
     return [
@@ -244,7 +244,7 @@ def metrics_of_user(model: Any) -> list[Any]:
 
 
 def _is_of_keras(instance: Any, wrapped: Any) -> bool:
-    """Returns True if Keras defines the class of an object and the function that it wraps, if any."""
+    """Returns True if Keras defines the class of an object and, if it wraps a function, that function."""
     modules = [type(instance).__module__]
     if wrapped is not None:
         modules.append(getattr(wrapped, "__module__", None) or "")

@@ -1,7 +1,7 @@
-"""The dictionary that a model's own `train_step` or `test_step` returns, as values of a ctl step.
+"""Conversion of the dictionary that a custom `train_step` or `test_step` returns to values of a ctl step.
 
 Keras reports the newest dictionary of an epoch. A value that is the result of a metric is read from the
-metric when it is reported. Of any other number the value of the newest step is kept.
+metric when it is reported. For any other number, the value of the newest step is stored.
 """
 
 import threading
@@ -15,7 +15,7 @@ from ctl.tensorflow_patches.replaced_methods import replaced
 
 
 class _Thread(threading.local):
-    """The results of metrics that the step of this thread has read: (value, metric, key or None)."""
+    """Results of metrics that the step of this thread has read: (value, metric, key or None)."""
 
     results: list[tuple[Any, Any, str | None]] | None = None
 
@@ -24,7 +24,7 @@ _thread = _Thread()
 
 
 class MetricPart:
-    """One value of a metric with a dictionary as result, such as the compiled metrics of Keras."""
+    """One value of a metric that returns a dictionary, such as the compiled metrics of Keras."""
 
     def __init__(self, metric: Any, key: str):
         self._metric, self._key = metric, key
@@ -32,7 +32,7 @@ class MetricPart:
 
     @property
     def variables(self) -> Sequence[Any]:
-        """The variables of the whole metric."""
+        """Variables of the whole metric."""
         return self._metric.variables
 
     def result(self) -> Any:
@@ -43,7 +43,7 @@ class MetricPart:
 
 
 class NewestValue:
-    """A number of the newest step, with the methods of a Keras metric; on several replicas their mean.
+    """A number of the newest step, with the methods of a Keras metric. On several replicas, a mean.
 
     Args:
       metrics: Metrics that the value may depend on. They are reset with it, as Keras resets all metrics
@@ -65,7 +65,7 @@ class NewestValue:
         return [self._sum, self._weight]
 
     def update_state(self, value: Any, weight: Any = 1.0) -> None:
-        """Stores the value of this replica, which counts `weight` times in the mean over replicas."""
+        """Stores the value of this replica with its weight in the mean over replicas."""
         weight = tf.cast(weight, tf.float64)
         self._sum.assign(tf.reduce_mean(tf.cast(value, tf.float64)) * weight)
         self._weight.assign(weight)
@@ -80,11 +80,11 @@ class NewestValue:
 
 
 class StepLogs:
-    """Converts the dictionaries that one method of a model returns.
+    """A converter of the dictionaries that one method of a model returns.
 
     Args:
       metrics: () -> the metrics of the model.
-      strategy: strategy under which the method is traced.
+      strategy: Strategy under which the method is traced.
     """
 
     def __init__(self, metrics: Any, strategy: tf.distribute.Strategy):
@@ -96,7 +96,8 @@ class StepLogs:
         """Calls `call()` in replica context and returns its values by name; None if it returns no mapping.
 
         Args:
-          weight: scalar, how often numbers of this replica count in the mean over replicas.
+          call: () -> dictionary of the step.
+          weight: Weight of this replica in the mean over replicas, `[]`.
         """
         metrics = list(self._metrics())
         before, _thread.results = _thread.results, []
@@ -140,7 +141,7 @@ def _recording(metric: Any, result: Any) -> Any:
 def _of_metrics(
     flat: Mapping[str, Any], results: Sequence[tuple[Any, Any, str | None]]
 ) -> tuple[dict[str, Any], set[str]]:
-    """Returns the metrics that have results in `flat`, by name, and the names that they report."""
+    """Returns the metrics that have results in `flat`, by name, and the names of these results."""
     origin = {id(value): (metric, key) for value, metric, key in results if tf.is_tensor(value)}
     metrics, reported = {}, set()
     for name, value in flat.items():
@@ -157,7 +158,7 @@ def _of_metrics(
 
 
 def _check_independent(name: str, value: Any, metrics: Sequence[Any]) -> None:
-    """Raises UsageError if a value depends on a metric, which has the examples of one replica only."""
+    """Raises UsageError if a value depends on a metric, which covers the examples of one replica only."""
     if not tf.is_tensor(value) or not hasattr(value, "graph"):
         return
     metric_handles = {value.graph.capture(part.handle).ref() for part in keras_metrics.parts_of(metrics)}

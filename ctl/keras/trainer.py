@@ -1,11 +1,11 @@
-"""Compiled Keras 3 models under any strategy: `ctl.fit(model, ...)` instead of `model.fit(...)`.
+"""Trainer of compiled Keras 3 models under any strategy: `ctl.fit(model, ...)` for `model.fit(...)`.
 
     with strategy.scope():
         model = build_and_compile_model()
     history = ctl.fit(model, dataset, epochs=3, steps_per_epoch=70)
 
-The loss, its weights, the metrics and the optimizer are those the model was compiled with; the loop,
-the data, the checkpoints and the writers are ours.
+The loss, its weights, the metrics and the optimizer are those of `compile`. ctl provides the loop, the
+data, the checkpoints and the metric writers.
 """
 
 import logging
@@ -35,16 +35,16 @@ _log = logging.getLogger("ctl")
 
 
 class KerasTrainer(Trainer):
-    """Trains a compiled Keras 3 model; `fit` makes one, a binary can hand it to `ctl.run`.
+    """A trainer of a compiled Keras 3 model. `ctl.fit` creates one; a program can pass one to `ctl.run`.
 
-    A model's own `train_step` and `test_step` are called, on several replicas with `own_step="mean"`. On
-    one replica the gradients of such a step do not go through `minimize`, so they are not checked. The
-    values that it returns are reported as Keras does: results of metrics, else the newest value.
+    Calls a custom `train_step` or `test_step` of the model; several replicas require `own_step="mean"`. On
+    one replica the gradients of such a step do not pass through `minimize`, so they are not checked. The
+    returned values are reported as in Keras: results of metrics, or the newest values of other numbers.
 
     >>> ctl.KerasTrainer(build_and_compile_model, train=(x, y), strategy="auto").train(1000)
 
     Attributes:
-      optimizers: those that a model with its own `train_step` has besides `model.optimizer`.
+      optimizers: Optimizers of a model with a custom `train_step`, by name, except `model.optimizer`.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class KerasTrainer(Trainer):
         """Validates and stores the arguments.
 
         Args:
-          model: a compiled model, made inside the strategy's scope; or a function that returns one,
-            which is called there.
-          train, validation: datasets of global batches `(x, y)` or `(x, y, sample_weight)`; arrays in
+          model: Compiled model, created inside the strategy's scope; or a function that returns one and
+            is called in that scope.
+          train, validation: Datasets of global batches `(x, y)` or `(x, y, sample_weight)`; arrays in
             such tuples; or functions of the global batch size that return these. `train` is None for a
             trainer that only evaluates or predicts.
-          class_weight: label -> weight of its examples in the loss and the weighted metrics.
-          own_step: "mean" runs a model's own `train_step`, `test_step` or `compute_loss` on several
+          class_weight: Label -> weight of its examples in the loss and the weighted metrics.
+          own_step: "mean" runs a model's custom `train_step`, `test_step` or `compute_loss` on several
             replicas, with losses that are means over the batch.
-          sync_batch_norm: BatchNormalization layers compute their statistics over all replicas.
-          generator_states: states of Python's and NumPy's generators in the training. None: both are
+          sync_batch_norm: If True, BatchNormalization layers compute statistics over all replicas.
+          generator_states: States of Python's and NumPy's generators in the training. None: both are
             seeded with `seed`.
-          options: of `ctl.Trainer`. The strategy is the one the model was made under, unless given.
+          options: Options of `ctl.Trainer`. The default strategy is that of the model.
         """
         if not _is_model(model) and not callable(model):
             raise UsageError(f"model is {model!r}; expected a compiled Keras model, or a function.")
@@ -95,7 +95,7 @@ class KerasTrainer(Trainer):
         self.optimizers: dict[str, Any] = {}
 
     def build(self) -> None:
-        """The compiled model, its optimizer and its metrics, all with their variables."""
+        """Creates the model, its optimizers and its metrics with all variables, and checks them."""
         if self._generator_states is not None:
             self._generator_states.restore()
         self.model = self._make_model()
@@ -126,7 +126,7 @@ class KerasTrainer(Trainer):
                 metrics = several_replicas.metrics_of_user(self.model) if replicas > 1 else []
                 calls = own_steps.build_by_tracing(self.model, data, self.strategy, metrics)
                 several_replicas.check_recorded_metrics(calls, num_rows(data), replicas)
-                self.model.built = True  # as far as the step needs it
+                self.model.built = True  # at least the variables that the step uses
             self.optimizers = own_steps.own_optimizers(self.model)
             self._check_own_evaluation()
         elif batch is not None:
@@ -141,7 +141,7 @@ class KerasTrainer(Trainer):
         optimizer, trains = self.model.optimizer, self._data["train"] is not None
         is_unused = trains and optimizer is not None and not optimizer.built  # as in a GAN
         self.optimizer = None if is_unused else optimizer
-        self.gradients = Gradients(merge_rows=False)  # as Model.fit hands them to the optimizer
+        self.gradients = Gradients(merge_rows=False)  # as Model.fit passes them to the optimizer
         self.metrics = list(self.model.metrics)
 
     def train_data(self, batch_size: int) -> Any:
@@ -153,7 +153,7 @@ class KerasTrainer(Trainer):
         return _of(self._data["validation"], batch_size)
 
     def _check_own_evaluation(self) -> None:
-        """Raises UsageError if a model with its own train_step has no loss to evaluate."""
+        """Raises UsageError if a model with a custom train_step has no loss to evaluate."""
         model = self.model
         has_loss = keras_models.compiled_loss(model) is not None or model.losses
         if has_loss or has_own(model, "compute_loss") or has_own(model, "test_step"):
@@ -165,19 +165,19 @@ class KerasTrainer(Trainer):
             )
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Computes the compiled loss and applies the optimizer, or calls the model's own `train_step`."""
+        """Computes the compiled loss and applies the optimizer, or calls a custom `train_step`."""
         if self._calls("train_step"):
             return self._call_own("train_step", batch, self._class_weight)
         x, y, weight = _unpacked(batch, self._class_weight)
         with tf.GradientTape() as tape, self._global_means(batch) as means:
             predicted = _call(self.model, x, training=True)
             loss = self._total_loss(means, x, y, predicted, weight, training=True)
-            total = tf.reduce_sum(loss)  # of a loss with reduction=None
+            total = tf.reduce_sum(loss)  # a loss with reduction=None is not a scalar
         self.minimize(total, tape)
         return self._counted(batch, means, x, y, predicted, weight, loss)
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Computes the compiled loss and metrics, or calls the model's own `test_step`."""
+        """Computes the compiled loss and metrics, or calls a custom `test_step`."""
         if self._calls("test_step"):
             return self._call_own("test_step", batch, None)
         x, y, weight = _unpacked(batch, None)
@@ -202,7 +202,7 @@ class KerasTrainer(Trainer):
 
     @tf.autograph.experimental.do_not_convert
     def _for_own_step(self, batch: Any, weight_of: Callable | None = None) -> Any:
-        """The batch as Keras hands it to a `train_step`: inputs alone are in no tuple."""
+        """Returns the batch as Keras passes it to `train_step`: single inputs are not in a tuple."""
         if isinstance(batch, tuple) and len(batch) == 1:
             batch = batch[0]
         return batch if weight_of is None else _unpacked(batch, weight_of)
@@ -216,7 +216,7 @@ class KerasTrainer(Trainer):
     def _total_loss(
         self, means: GlobalMeans, x: Any, y: Any, predicted: Any, weight: Any, training: bool
     ) -> Any:
-        """This replica's share of the loss; what layers add counts by the rows it comes from."""
+        """Returns this replica's share of the loss. Added losses are weighted by the replica's rows."""
         traced_step().record.record_average()
         model = self.model
         compiled_loss = keras_models.compiled_loss(model)
@@ -229,7 +229,7 @@ class KerasTrainer(Trainer):
             return keras_models.compute_loss(model, x, y, predicted, weight, training=training)
         if training:
             self._warn_of_added_losses()
-        # before anything is summed: meanwhile another replica is traced, and Keras keeps its losses
+        # read before any sum over replicas, during which another replica replaces `model.losses`
         added = [tf.reduce_sum(tf.cast(t, tf.float32)) for t in model.losses]
         loss = None
         if compiled_loss:
@@ -248,7 +248,7 @@ class KerasTrainer(Trainer):
     def _counted(
         self, batch: Any, means: Any, x: Any, y: Any, predicted: Any, weight: Any, loss: Any
     ) -> dict[str, Any]:
-        """Updates the metrics of the model and names them."""
+        """Updates the metrics of the model and returns them by name."""
         tracker = keras_models.loss_tracker(self.model)
         exclusive_updates = traced_step().context.exclusive_updates  # Keras reads, then assigns
         with tf.control_dependencies([loss]), exclusive_updates():
@@ -259,7 +259,7 @@ class KerasTrainer(Trainer):
         return {m.name: m for m in self.metrics}
 
     def _warn_of_added_losses(self) -> None:
-        """Names the layers that call `add_loss`, once on the chief."""
+        """Logs one warning on the chief about layers that add losses not verified to be means."""
         if self._names_of_mean_losses is None:
             return
         layers = [layer for layer in layers_of(self.model) if keras_models.has_added_losses(layer)]
@@ -275,7 +275,7 @@ class KerasTrainer(Trainer):
             )
 
     def _example_batch(self) -> Any:
-        """A batch with the shapes that one replica gets; None without data."""
+        """Returns a batch with the shapes of one replica's batch, or None without data."""
         rows = -(-self.global_batch_size // self.topology.num_replicas)
         source = self.train_data(self.global_batch_size)
         if source is None:
@@ -333,7 +333,7 @@ def _has_traced_metrics(model: Any) -> bool:
 
 
 def _build_for(model: Any, batch: Any) -> None:
-    """Makes every variable of model, metrics and optimizer, before anything is traced."""
+    """Creates every variable of the model, its metrics and its optimizer, before a step is traced."""
     x, y, weight = _unpacked(batch, None)
     keras_models.build_symbolically(model, (x, y) if weight is None else (x, y, weight))
     if model.optimizer is not None and not model.optimizer.built:
@@ -342,14 +342,14 @@ def _build_for(model: Any, batch: Any) -> None:
 
 @tf.autograph.experimental.do_not_convert
 def _call(model: Any, x: Any, training: bool) -> Any:
-    """Calls the model; loss objects inside of it return means over this replica's examples."""
+    """Calls the model. Loss objects inside the model return means over this replica's examples."""
     with undivided_means():
         return model(x, training=training) if keras_models.has_training_argument(model) else model(x)
 
 
 @tf.autograph.experimental.do_not_convert
 def _unpacked(batch: Any, weight_of: Callable | None) -> tuple:
-    """A batch as (x, y, weight), weights of classes included; what is missing is None."""
+    """Returns a batch as (x, y, weight), with class weights. Missing parts are None."""
     parts = batch if isinstance(batch, (tuple, list)) else (batch,)
     if not 1 <= len(parts) <= 3:
         raise UsageError(f"a batch has {len(parts)} parts; expected (x, y) or (x, y, sample_weight).")
@@ -362,7 +362,13 @@ def _unpacked(batch: Any, weight_of: Callable | None) -> tuple:
 
 
 def class_weights(weights: Mapping[int, float]) -> Callable[[Any], tf.Tensor]:
-    """label -> weight as a function of a batch of labels `[b]`, `[b, 1]` or one-hot `[b, n]`."""
+    """Returns a function of labels `[b]`, `[b, 1]` or one-hot `[b, n]` that returns their weights `[b]`.
+
+    Args:
+      weights: Label -> weight. Other labels have weight 1.
+
+    Raises UsageError for an empty dictionary or labels that are not integers >= 0.
+    """
     if not all(float(k) == int(k) and int(k) >= 0 for k in weights) or not weights:
         raise UsageError(f"class_weight is {dict(weights)!r}; expected label -> weight with labels from 0.")
     table = [float(weights.get(label, 1.0)) for label in range(int(max(weights)) + 1)]

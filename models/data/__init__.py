@@ -1,1 +1,1 @@
-"""Data for the models: where it comes from and how it is read."""
+"""Readers of data sets for the example models."""

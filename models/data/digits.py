@@ -22,9 +22,9 @@ _IDX = {
 
 
 def load(source: str = "shipped") -> dict[str, dict[str, np.ndarray]]:
-    """{"train", "test"} -> {"image": uint8 [n, 28, 28], "label": int64 [n]}.
+    """Returns {"train", "test"} -> {"image": uint8 `[n, 28, 28]`, "label": int64 `[n]`}.
 
-    Raises UsageError that names the file or key that is missing or wrong.
+    Raises UsageError with the name of a missing or invalid file or key.
     """
     if source == "keras":
         import tensorflow as tf
@@ -41,7 +41,7 @@ def load(source: str = "shipped") -> dict[str, dict[str, np.ndarray]]:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """x_train, y_train, x_test and y_test of a file; raises UsageError for what is missing."""
+    """Returns x_train, y_train, x_test and y_test. Raises UsageError for a missing file or key."""
     if not path.is_file():
         raise UsageError(
             f"--data={path} is neither a file nor a directory; expected {HELP[HELP.index('shipped') :]}"
@@ -76,7 +76,7 @@ def _idx(directory: Path) -> dict[str, np.ndarray]:
 
 
 def _read_idx(path: Path) -> np.ndarray:
-    """An idx file: two zero bytes, type 8 (uint8), number of axes, their sizes, the bytes."""
+    """Reads an idx file: two zero bytes, type 8 (uint8), number of axes, sizes of the axes, data."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zero, kind, axes = struct.unpack(">HBB", content[:4])

@@ -1,4 +1,4 @@
-"""Images with a class: shipped digits, an .npz, or folders of classes, in memory."""
+"""Labelled images in memory: shipped digits, an .npz file, or one folder per class."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
 
 
 def load(source: str, size: int = 32) -> tuple[dict[str, dict[str, np.ndarray]], list[str]]:
-    """{"train", "test"} -> {"image": uint8 `[n, h, w, c]`, "label": int64 `[n]`}, and names of classes.
+    """Returns {"train", "test"} -> {"image": uint8 `[n, h, w, c]`, "label": int64 `[n]`}, and class names.
 
-    Pictures of folders are resized to `size` x `size`; without train/ and test/ every tenth is for tests.
-    Raises UsageError that names what is missing or wrong.
+    Pictures in folders are resized to `size` x `size` (pixels). Without folders train/ and test/, every
+    tenth picture is for tests. Raises UsageError with the name of a missing or invalid file or array.
     """
     if source == "shipped":
         found = digits.load()

@@ -1,4 +1,4 @@
-"""Made-up users who choose among made-up items, by hidden tastes; the same for the same seed."""
+"""Synthetic choices of users among items, drawn from latent preferences and reproducible by seed."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ TASTES, CHOSEN, OTHERS, RANKED = 6, 12, 8, 100
 
 
 def load(users: int = 5000, items: int = 2000, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
-    """{"train", "test"} -> names: "user" `[n]`, "item" `[n]` that the user chose, "others" `[n, k]`.
+    """Returns {"train", "test"} -> names: "user" `[n]`, chosen "item" `[n]`, "others" `[n, k]` not chosen.
 
-    Of the 12 items of a user one is for tests, to be ranked among 99 others that were not chosen; each of
-    the rest has 8 others. An item is chosen by taste and by a popularity of its own.
+    One of the 12 items of a user is for tests, to be ranked among 99 items that the user did not choose.
+    Each of the 11 training items has 8 such items. Choices depend on preferences and item popularity.
     """
     random = np.random.default_rng(seed)
     wants = random.normal(size=(users, TASTES)).astype(np.float32)
@@ -30,7 +30,7 @@ def load(users: int = 5000, items: int = 2000, seed: int = 0) -> dict[str, dict[
 
 
 def _others(person: np.ndarray, chosen: np.ndarray, count: int, items: int, random: np.random.Generator):
-    """`[n, count]` items that the person did not choose."""
+    """Returns `[n, count]` items that the person did not choose."""
     found = random.integers(items, size=(len(person), count))
     while True:
         bad = (found[:, :, None] == chosen[person][:, None, :]).any(axis=2)

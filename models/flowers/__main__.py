@@ -1,4 +1,4 @@
-"""Photos in folders, one per class: a small convolutional network, on one device or many.
+"""Classification of photos, one folder per class, with a small convolutional network.
 
 python -m models.flowers --data_dir=flower_photos --model_dir=/tmp/flowers --epochs=10
 python -m models.flowers --data_dir=flower_photos --model_dir=/tmp/flowers2 --strategy=mirrored
@@ -37,7 +37,7 @@ IMAGES = flags.DEFINE_string(
 
 
 def flowers(**options):
-    """The trainer that the flags describe."""
+    """Returns the trainer for the values of the flags."""
     per_replica = BATCH_SIZE_PER_REPLICA.value
     if flags.FLAGS["global_batch_size"].present:
         if flags.FLAGS["batch_size_per_replica"].present:

@@ -1,4 +1,4 @@
-"""The network of the codelab: three convolutions, trained on photos in folders."""
+"""Trainer of the codelab's network: three convolutions, trained on photos in folders."""
 
 import json
 
@@ -15,7 +15,7 @@ IMAGE_SIZE = 180
 class Flowers(ctl.Trainer):
     """A classifier of photos. Images are uint8 `[b, size, size, 3]`, labels int64 `[b]`.
 
-    Without `data_dir` the classes are those that the run in model_dir was made of.
+    Without `data_dir` the classes are those of the run in model_dir.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Flowers(ctl.Trainer):
         return self.score(batch, training=False)
 
     def classify(self, encoded):
-        """JPEGs as in files, string `[b]` -> what a server of the SavedModel answers."""
+        """Returns the response of a server of the SavedModel for contents of JPEG files, string `[b]`."""
         images = decoded_all(encoded, self.image_size)
         probabilities = tf.nn.softmax(self.model(images, training=False))
         index = tf.argmax(probabilities, axis=1)
@@ -98,7 +98,7 @@ class Flowers(ctl.Trainer):
         return {"serving_default": self._served}
 
     def predict(self):
-        """A line per file of --images; that of a file that cannot be used says why."""
+        """Yields a dictionary per file of --images, with the prediction or the reason of an error."""
         for path in photos.matching(self.images):
             try:
                 answer = self._served([photos.read(path, self.reading.max_pixels)])
@@ -132,7 +132,10 @@ class Flowers(ctl.Trainer):
             )
 
     def _need_same(self, flag, given, before):
-        """A photo that was held out must not be trained on, and weights have one size."""
+        """Raises UsageError if a setting differs from that of the run in model_dir.
+
+        Another split would train on held-out photos. Another image size does not fit the weights.
+        """
         if self.photos and given is not None and before.get(flag, given) != given:
             raise ctl.UsageError(
                 f"--{flag} is {given}; the run in {self.model_dir} was made with {before[flag]}. Give "
@@ -140,7 +143,7 @@ class Flowers(ctl.Trainer):
             )
 
     def _configuration(self):
-        """What the run in model_dir was made of; {} if there is none."""
+        """Returns the configuration of the run in model_dir; {} if there is none."""
         path = f"{self.model_dir}/config.json"
         if not self.model_dir or not tf.io.gfile.exists(path):
             return {}

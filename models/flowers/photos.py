@@ -1,4 +1,4 @@
-"""Photos in folders, one folder per class: found, split and looked at, the same way on every worker.
+"""Search, split and check of photos in folders, one folder per class, identical on every worker.
 
 found = photos.find("flower_photos")
 found.classes                     # ("daisy", "dandelion", "roses", "sunflowers", "tulips")
@@ -20,15 +20,15 @@ import numpy as np
 from ctl.errors import UsageError
 
 SUFFIXES = (".jpg", ".jpeg")
-THREADS = 16  # more than cores: a mounted bucket answers slowly
-_NAMED = 10  # files that a message names
+THREADS = 16  # more than cores, as a mounted bucket has a high latency
+_NAMED = 10  # number of files in a message
 _KINDS = {b"\x89PNG": "a PNG", b"GIF8": "a GIF", b"RIFF": "a WebP", b"BM": "a BMP"}
-_NO_SIZE = (0xC4, 0xC8, 0xCC)  # markers among those of frames that hold none
+_NO_SIZE = (0xC4, 0xC8, 0xCC)  # markers in the range of frame headers that contain no size
 Result = TypeVar("Result")
 
 
 class Unusable(Exception):
-    """What is wrong with one file."""
+    """Error for a file that cannot be used, with the reason as message."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,11 @@ class Photos:
     """The files of a directory, sorted by class and name.
 
     Attributes:
-      directory: that holds the class folders; classes: their names, sorted.
-      paths: of the files; labels: int64 `[n]`, places in `classes`.
-      others: files beside them that are named otherwise.
+      directory: Directory with the class folders.
+      classes: Names of the class folders, sorted.
+      paths: Paths of the photos.
+      labels: Indices in `classes`, int64 `[n]`.
+      others: Files in the class folders that are not named as JPEGs.
     """
 
     directory: Path
@@ -48,29 +50,32 @@ class Photos:
     others: tuple[Path, ...] = ()
 
     def split(self, seed: int) -> dict[str, np.ndarray]:
-        """Four fifths to train, one to test; those of Keras' `image_dataset_from_directory`."""
+        """Returns {"train", "test"} -> numbers of photos, in the ratio 4 to 1.
+
+        The split is that of `image_dataset_from_directory` of Keras.
+        """
         order = np.arange(len(self.paths))
         np.random.RandomState(seed).shuffle(order)
         held_out = len(order) // 5
         return {"train": order[: len(order) - held_out], "test": order[len(order) - held_out :]}
 
     def name(self, number: int) -> str:
-        """`roses/12.jpg`."""
+        """Returns the path of a photo inside the directory, such as `roses/12.jpg`."""
         return self.inside(self.paths[number])
 
     def inside(self, path: Path) -> str:
-        """A path without that of the directory."""
+        """Returns a path relative to the directory."""
         return str(path.relative_to(self.directory))
 
     def digest(self) -> int:
-        """32 bits that differ where the names differ."""
+        """Returns a checksum of the names of the photos, 32 bits."""
         return zlib.crc32(b"\0".join(os.fsencode(self.name(i)) for i in range(len(self.paths))))
 
 
 def find(data_dir: str) -> Photos:
-    """The JPEG files below `data_dir`; hidden files and folders are left out.
+    """Returns the JPEG files below `data_dir`, except hidden files and folders.
 
-    Raises UsageError for what is no directory with two or more folders of photos.
+    Raises UsageError unless `data_dir` is a directory with at least two folders, each with photos.
     """
     _refuse_url("data_dir", data_dir)
     directory = Path(data_dir).expanduser()
@@ -104,7 +109,7 @@ def find(data_dir: str) -> Photos:
 
 
 def matching(images: str) -> list[Path]:
-    """The files of `--images`: paths and patterns with commas, a directory for all JPEGs below it."""
+    """Returns the files of `--images`: paths, patterns and directories of JPEGs, separated by commas."""
     _refuse_url("images", images)
     found: list[Path] = []
     for word in (w.strip() for w in images.split(",")):
@@ -128,7 +133,7 @@ def matching(images: str) -> list[Path]:
 
 
 def read(path: Path, max_pixels: int) -> bytes:
-    """A JPEG as it is in its file; raises Unusable with what is wrong, before anything is decoded."""
+    """Returns the content of a JPEG file. Raises Unusable for an invalid file, without decoding it."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -150,19 +155,22 @@ def read(path: Path, max_pixels: int) -> bytes:
 
 
 def each(function: Callable[[int], Result], numbers: Sequence[int]) -> list[Result]:
-    """The results of `function` for all numbers, in order, computed by several threads."""
+    """Returns the results of `function` for all numbers, in order. Several threads call the function."""
     with ThreadPoolExecutor(THREADS) as threads:
         return list(threads.map(function, numbers))
 
 
 def listed(names: Sequence[str]) -> str:
-    """Some names, and how many more."""
+    """Returns a text with the first names and the number of further names."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _folders(directory: Path) -> list[Path]:
-    """Sorted; a link that leads back up would be a class that holds all the others, and is left out."""
+    """Returns the folders of a directory, sorted, except hidden folders and links to a parent directory.
+
+    Such a link would be a class that contains all classes.
+    """
     here = directory.resolve()
     return sorted(
         p for p in directory.iterdir()
@@ -175,7 +183,7 @@ def _photos_in(folder: Path) -> list[Path]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Sorted, without hidden ones."""
+    """Returns the files of a folder, sorted, except hidden files."""
     return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and not p.is_dir())
 
 
@@ -192,7 +200,7 @@ def _refuse_url(flag: str, text: str) -> None:
 
 
 def _pixels(content: bytes) -> int:
-    """Height times width, from the header of the frame; 0 if it cannot be found."""
+    """Returns height times width from the frame header of a JPEG, or 0 if there is no valid header."""
     at = 2
     while at + 9 <= len(content) and content[at] == 0xFF:
         marker = content[at + 1]

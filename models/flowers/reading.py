@@ -1,6 +1,6 @@
-"""Photos become numbers: each file is looked at once, and decoded by index from then on.
+"""Conversion of photos to arrays. Each file is checked once and then decoded by its index.
 
-Workers leave out the same files: what one of them cannot use, none of them uses.
+All workers exclude the same files: no worker uses a file that another worker cannot use.
 """
 
 import logging
@@ -18,13 +18,13 @@ _log = logging.getLogger("ctl.models")
 
 @dataclass(frozen=True)
 class Reading:
-    """How photos are read.
+    """Settings for reading photos.
 
     Attributes:
-      cache: "memory" keeps all of them decoded, "none" decodes each one every time.
-      strict: a file that cannot be used ends the run before training, instead of being left out.
-      max_pixels: height times width of the largest photo.
-      split_seed: decides which fifth is held out.
+      cache: "memory" keeps all decoded photos in memory, "none" decodes a photo each time it is used.
+      strict: If True, a file that cannot be used ends the run before training. If False, it is excluded.
+      max_pixels: Largest height times width of a photo (pixels).
+      split_seed: Seed of the split into training and held-out photos.
     """
 
     cache: str = "memory"
@@ -35,11 +35,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Images:
-    """What can be used of the photos.
+    """The photos that can be used.
 
     Attributes:
       rows: "train" and "test" -> numbers of photos.
-      get: numbers `[b]` -> images, uint8 `[b, size, size, 3]`; for the graph.
+      get: Numbers `[b]` -> images, uint8 `[b, size, size, 3]`, for use in graphs.
     """
 
     rows: dict[str, np.ndarray]
@@ -47,9 +47,11 @@ class Images:
 
 
 def opened(photos: Photos, reading: Reading, size: int, trainer: ctl.Trainer) -> Images:
-    """Looks at every file, on all workers together; with a cache, each worker at all of them.
+    """Checks every file and returns the photos that can be used. All workers must call it.
 
-    Raises UsageError where too little is left, and for any file that cannot be used if `strict`.
+    The workers divide the files among themselves. With the cache, each worker reads all files.
+
+    Raises UsageError if too few photos remain, and with `strict` for any file that cannot be used.
     """
     agreement, count = ctl.HostAllReduce(trainer.strategy), len(photos.paths)
     _check_same_files(photos, agreement)
@@ -85,13 +87,19 @@ def opened(photos: Photos, reading: Reading, size: int, trainer: ctl.Trainer) ->
 
 
 def decoded(encoded, size: int):
-    """An encoded JPEG `[]` as uint8 `[size, size, 3]`; grey and CMYK become RGB."""
+    """Decodes a JPEG `[]` to uint8 `[size, size, 3]`. Grey and CMYK are converted to RGB."""
     image = tf.image.resize(tf.io.decode_jpeg(encoded, channels=3), [size, size])
     return tf.cast(tf.round(image), tf.uint8)
 
 
 def decoded_all(encoded, size: int, load=tf.identity):
-    """`[b]` of what `load` turns into encoded JPEGs -> uint8 `[b, size, size, 3]`."""
+    """Decodes JPEGs to uint8 `[b, size, size, 3]`.
+
+    Args:
+      encoded: Arguments of `load`, `[b]`.
+      size: Height and width of the images (pixels).
+      load: Returns an encoded JPEG `[]`. By default `encoded` contains the JPEGs.
+    """
     spec = tf.TensorSpec([size, size, 3], tf.uint8)
     return tf.map_fn(lambda e: decoded(load(e), size), encoded, fn_output_signature=spec)
 
@@ -114,7 +122,7 @@ def _check_same_files(photos: Photos, agreement: ctl.HostAllReduce) -> None:
 
 
 def _tell(photos: Photos, bad: np.ndarray, faults: dict, *, strict: bool, aloud: bool) -> None:
-    """One warning about the files that cannot be used; raises UsageError if nobody may go on."""
+    """Logs one warning about the files that cannot be used. Raises UsageError if the run must end."""
     names = [
         f"{photos.name(i)} ({faults.get(i) or 'says another worker'})" for i in np.flatnonzero(bad)
     ]

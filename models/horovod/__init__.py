@@ -1,1 +1,1 @@
-"""Scripts in Horovod's style: `ctlrun -np 2 python -m models.horovod.mnist_tape`."""
+"""Example scripts with the API of Horovod: `ctlrun -np 2 python -m models.horovod.mnist_tape`."""

@@ -43,7 +43,7 @@ def main(argv=None):
     loss = tf.constant(0.0)
     for step, (images, labels) in enumerate(dataset.take(steps)):
         loss = train_step(images, labels)
-        if step == 0:  # the optimizer has its variables now
+        if step == 0:  # the first step creates the variables of the optimizer
             hvd.broadcast_variables(model.variables, root_rank=0)
             hvd.broadcast_variables(optimizer.variables, root_rank=0)
         if step % 20 == 0 and hvd.rank() == 0:
