@@ -15,7 +15,13 @@ from ctl.data.arrays import ArrayData, from_arrays
 from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
 from ctl.keras import python_batches
-from ctl.keras.python_batches import Generated, generated_batches, is_generator, is_py_dataset
+from ctl.keras.python_batches import (
+    Generated,
+    example_batch,
+    generated_batches,
+    is_generator,
+    is_py_dataset,
+)
 from ctl.tensorflow_patches.dataset_attributes import batch_size_setting, pipeline_parts
 
 _log = logging.getLogger("ctl")
@@ -183,10 +189,9 @@ def _batch_size(source: Any, batch_size: int | None) -> int:
         size = batch_size_setting(part)
         if size is not None and "Batch" in type(part).__name__:
             return int(size)
-    for batch in source.take(1):
-        first = tf.nest.flatten(batch)[0]
-        if first.shape.rank:
-            return int(tf.shape(first)[0])
+    first = next(iter(tf.nest.flatten(example_batch(source))))
+    if first is not None and first.shape.rank:
+        return int(tf.shape(first)[0])
     raise UsageError("x is an empty dataset, or not batched; expected dataset.batch(n).")
 
 
@@ -220,7 +225,8 @@ def _check_equal_rows(data: tf.data.Dataset, replicas: int) -> None:
     specs = tf.nest.flatten(data.element_spec)
     rows = [spec.shape[0] if spec.shape.rank else None for spec in specs]
     if None in rows and not any("Batch" in type(part).__name__ for part in pipeline_parts(data)):
-        rows = [num_rows(part) for batch in data.take(1) for part in tf.nest.flatten(batch)]
+        batch = example_batch(data)
+        rows = [] if batch is None else [num_rows(part) for part in tf.nest.flatten(batch)]
     known = {int(n) for n in rows if n is not None}
     if len(known) > 1:
         raise UsageError(

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3
 from ctl.errors import UsageError
+from ctl.keras.python_batches import example_batch
 from ctl.step.randomness import GeneratorStates
 from ctl.trainer import Trainer
 
@@ -41,8 +42,8 @@ class KerasPredictor(Trainer):
         """Creates the variables of an unbuilt model, as replicas cannot create variables."""
         if self._given.built:
             return
-        batches = data.take(1) if isinstance(data, tf.data.Dataset) else [data.first_rows(1)]
-        for batch in batches:
+        batch = example_batch(data) if isinstance(data, tf.data.Dataset) else data.first_rows(1)
+        if batch is not None:
             inputs = batch[0] if isinstance(batch, tuple) else batch
             with self.strategy.scope():
                 self._given(tf.nest.map_structure(lambda part: part[:1], inputs))

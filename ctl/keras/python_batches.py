@@ -5,6 +5,7 @@ Every worker reads the global batches, so the Python code must produce the same 
 
 import collections
 import itertools
+import weakref
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -12,8 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 from ctl.errors import UsageError
+from ctl.tensorflow_patches.dataset_attributes import pipeline_parts
 
 _LOOKED_AT = 2  # number of batches to compare for axes of variable size, as in Keras
+# first batches of datasets that can be read only once
+_first_batches: weakref.WeakKeyDictionary[tf.data.Dataset, Any] = weakref.WeakKeyDictionary()
 
 
 def is_py_dataset(thing: Any) -> bool:
@@ -79,7 +83,21 @@ def generated_batches(generator: Any) -> Generated:
         raise UsageError("x is a generator that yields nothing; expected batches.")
     rest = itertools.chain(first, generator)
     seen = [_standard(batch) for batch in first]
-    return Generated(_dataset(lambda: map(_standard, rest), seen, None), _most_rows(seen))
+    dataset = _dataset(lambda: map(_standard, rest), seen, None)
+    _first_batches[dataset] = seen[0]
+    return Generated(dataset, _most_rows(seen))
+
+
+def example_batch(dataset: tf.data.Dataset) -> Any:
+    """Returns the first batch of a dataset, or None if it is empty. Consumes no batch of a generator.
+
+    Args:
+      dataset: Dataset, or the batches of a generator after operations that keep batches (`take`, `repeat`).
+    """
+    for part in pipeline_parts(dataset):
+        if part in _first_batches:
+            return tf.nest.map_structure(tf.convert_to_tensor, _first_batches[part])
+    return next(iter(dataset.take(1)), None)
 
 
 def read_first(generator: Any, count: int) -> tf.data.Dataset:

@@ -8,6 +8,7 @@ The loss, its weights, the metrics and the optimizer are those of `compile`. ctl
 data, the checkpoints and the metric writers.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from ctl.keras import own_steps, several_replicas
 from ctl.keras.batch_norm import synchronize_batch_norm
 from ctl.keras.own_steps import ReplicaMeans, has_own
 from ctl.keras.part_values import undivided_call
+from ctl.keras.python_batches import example_batch
 from ctl.keras.step_logs import StepLogs
 from ctl.step.gradient_settings import Gradients
 from ctl.step.keras_losses import GlobalMeans, undivided_means
@@ -290,9 +292,10 @@ class KerasTrainer(Trainer):
                     lambda s: tf.zeros([s.shape[0] if one and s.shape[0] else rows, *s.shape[1:]], s.dtype),
                     source.element_spec,
                 )
-            for batch in source.take(1):
-                return batch
-            raise UsageError("the training data is empty; expected at least one batch.")
+            batch = example_batch(source)
+            if batch is None:
+                raise UsageError("the training data is empty; expected at least one batch.")
+            return batch
         arrays = source if isinstance(source, ArrayData) else from_arrays(source, rows, shuffle=False)
         return arrays.first_rows(rows)
 
@@ -369,9 +372,12 @@ def class_weights(weights: Mapping[int, float]) -> Callable[[Any], tf.Tensor]:
 
     Raises UsageError for an empty dictionary or labels that are not integers >= 0.
     """
-    if not all(float(k) == int(k) and int(k) >= 0 for k in weights) or not weights:
+    by_label: dict[int, float] = {}
+    with contextlib.suppress(TypeError, ValueError):
+        by_label = {int(k): float(w) for k, w in weights.items() if float(k) == int(k) and int(k) >= 0}
+    if not by_label or len(by_label) < len(weights):
         raise UsageError(f"class_weight is {dict(weights)!r}; expected label -> weight with labels from 0.")
-    table = [float(weights.get(label, 1.0)) for label in range(int(max(weights)) + 1)]
+    table = [by_label.get(label, 1.0) for label in range(max(by_label) + 1)]
 
     def weight_of(labels: Any) -> Any:
         if labels.shape.rank and labels.shape.rank > 1:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import some_of
+from ctl.keras.trainer import class_weights
 from fitting import BATCH, classifier, numbers
 
 
@@ -186,3 +187,47 @@ def test_what_gives_no_batches_is_refused_with_a_sentence(case):
     make, how, words = REFUSED[case]
     with pytest.raises(ctl.UsageError, match=words):
         ctl.fit(classifier(), make(), verbose=0, **how)
+
+
+class Pooling(keras.Model):
+    """A model without variables before its first call. Inputs `[b, t, 3]`, outputs `[b, 1]`."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(keras.ops.mean(x, axis=1))
+
+
+def batches_of_two(lengths):
+    for number, length in enumerate(lengths):
+        yield np.full((2, length, 3), number, np.float32), np.zeros((2, 1), np.float32)
+
+
+@pytest.mark.parametrize("lengths", [[4, 4, 4, 4], [4, 5, 6, 7]], ids=["equal", "varying"])
+def test_the_first_batch_of_a_generator_is_used_although_a_model_is_built_from_it(lengths):
+    assert len(ctl.predict(Pooling(), (x for x, _ in batches_of_two(lengths)))) == 8
+    model = Pooling()
+    model.compile("sgd", "mse")
+    evaluated = ctl.evaluate(model, batches_of_two(lengths), verbose=0)
+    expected = Pooling()
+    expected.compile("sgd", "mse")
+    expected(np.zeros((2, 4, 3), np.float32))
+    expected.set_weights(model.get_weights())
+    means = [float(expected.evaluate(x, y, verbose=0)) for x, y in batches_of_two(lengths)]
+    assert evaluated["loss"] == pytest.approx(np.mean(means), rel=1e-5)
+    history = ctl.fit(model, batches_of_two(lengths), steps_per_epoch=4, epochs=1, verbose=0)
+    assert len(history.history["loss"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_valid"),
+    [({0: 1.0, 1: 5.0}, True), ({"0": 1.0, "1": 5.0}, True), ({"cat": 1.0}, False), ({0.5: 1.0}, False)],
+)
+def test_class_weights_have_an_effect_or_are_refused(weights, is_valid):
+    if not is_valid:
+        with pytest.raises(ctl.UsageError, match="class_weight is"):
+            class_weights(weights)
+        return
+    assert class_weights(weights)(tf.constant([0, 1, 2])).numpy().tolist() == [1.0, 5.0, 1.0]
