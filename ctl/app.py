@@ -195,7 +195,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     if config.mode == "eval":
         from ctl.training import evaluation
 
-        evaluation.report_evaluation(trainer._prepare(), trainer._options, trainer.evaluate())
+        evaluation.report_evaluation(trainer._prepare_trainer(), trainer._run_options, trainer.evaluate())
     elif config.mode == "predict":
         _predict(trainer, trainer.predict)
     else:
@@ -226,7 +226,7 @@ def _leave(trainer: "Trainer") -> None:
     if trainer.topology.num_workers > 1:
         from ctl.training.evaluation import leave_together
 
-        leave_together(trainer._prepare().world)
+        leave_together(trainer._prepare_trainer().world)
 
 
 def _check_mode(config: Config, formats: tuple[str, ...], me: Topology) -> None:
@@ -269,7 +269,7 @@ def _prepare(trainer: "Trainer", mode: str) -> None:
 
 def _predict(trainer: "Trainer", predict: Callable[[], Iterable[Any]]) -> None:
     """Prints the predictions. Every worker computes them; only the chief prints."""
-    with trainer._prepare().task.moving_averages.in_place():
+    with trainer._prepare_trainer().task.moving_averages.in_place():
         for row in predict():
             if trainer.topology.is_chief:
                 print(json.dumps(row, default=_as_json), flush=True)

@@ -59,7 +59,7 @@ def run_steps(trainer: Any, steps: int = 1) -> StepsResult:
     task = Task.of(trainer)
     validation.check_methods(task, "train")
     validation.check_train_data(task)
-    prepared = trainer._prepare(NullCheckpoints())
+    prepared = trainer._prepare_trainer(NullCheckpoints())
     graph_loop = prepared.programs.train_loop(None)
     first = prepared.step
     total, batches = input_pipeline.open_train_batches(prepared, first + steps, None)

@@ -123,7 +123,7 @@ class Trainer(UserMethods):
         self.hparams: dict[str, Any] = {}
         self._checkpoints = construction.checkpoints_of(config) if checkpoints is None else checkpoints
         self._writers = writers
-        self._prepared: PreparedTrainer | None = None
+        self._prepared_trainer: PreparedTrainer | None = None
         self._rows_may_vary = False  # True if the number of rows of a batch divides no loss
 
     __init__.__signature__ = config_lib.signature(__init__)  # type: ignore[attr-defined]
@@ -132,11 +132,11 @@ class Trainer(UserMethods):
         with contextlib.suppress(Exception):  # an incomplete trainer
             world = World.of(self.strategy, self.topology)
             name = type(self).__name__
-            return run_metadata.describe_trainer(name, world, self.model_dir, self._prepared)
+            return run_metadata.describe_trainer(name, world, self.model_dir, self._prepared_trainer)
         return f"{type(self).__name__}()"
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in SETTINGS and vars(self).get("_prepared") is not None:
+        if name in SETTINGS and vars(self).get("_prepared_trainer") is not None:
             raise UsageError(
                 f"self.{name} was set to {value!r:.80} after the model was built, when it has no effect. "
                 "Set it in build(), or give it to the constructor."
@@ -146,26 +146,26 @@ class Trainer(UserMethods):
     @property
     def step(self) -> int:
         """Number of completed steps, over all runs in `model_dir`."""
-        return self._prepared.step if self._prepared else 0
+        return self._prepared_trainer.step if self._prepared_trainer else 0
 
     def prepare(self) -> None:
         """Builds the model and restores the newest checkpoint. `train` and `evaluate` call this method.
 
         Raises UsageError for an invalid trainer, CheckpointError for a checkpoint of another model.
         """
-        self._prepare()
+        self._prepare_trainer()
 
-    def _prepare(self, checkpoints: CheckpointManager | None = None) -> PreparedTrainer:
+    def _prepare_trainer(self, checkpoints: CheckpointManager | None = None) -> PreparedTrainer:
         """Returns the prepared trainer. The first call creates it; `checkpoints` replaces the manager."""
-        if self._prepared is None:
+        if self._prepared_trainer is None:
             manager = checkpoints or self._checkpoints
-            prepared = preparation.prepare_trainer(self, self._options, manager)
+            prepared = preparation.prepare_trainer(self, self._run_options, manager)
             self.config, self.jit_compile = prepared.config, str(prepared.config.jit_compile)
-            self._prepared = prepared
-        return self._prepared
+            self._prepared_trainer = prepared
+        return self._prepared_trainer
 
     @property
-    def _options(self) -> RunOptions:
+    def _run_options(self) -> RunOptions:
         log_dir = self.log_dir or (f"{self.model_dir}/logs" if self.model_dir else "")
         return RunOptions(self.intervals, self.hparams, log_dir, self._writers, self.extra_writers)
 
@@ -187,20 +187,20 @@ class Trainer(UserMethods):
         training has ended; see docs/evaluator.md.
         """
         if self.topology.evaluates:
-            return Results(following.follow_training(self._prepare(), self._options))
+            return Results(following.follow_training(self._prepare_trainer(), self._run_options))
         resume_checks.check_no_other_job(self.model_dir, self.topology)
-        prepared = self._prepare()
+        prepared = self._prepare_trainer()
         model_dir = self.model_dir if self.topology.is_chief else None
         with (
             prepared.peer_errors(),
             lease.hold_lease(model_dir, lambda: prepared.checkpointing.saved_step) as held,
         ):
             request = RunRequest(steps, epochs, tuple(export), lambda formats: self.export(*formats), held)
-            return Results(training_run.train(prepared, self._options, request))
+            return Results(training_run.train(prepared, self._run_options, request))
 
     def evaluate(self) -> dict[str, Any]:
         """Returns the means of `eval_step` over `eval_data`, equal on all workers, and array metrics."""
-        result = evaluation.evaluate_trainer(self._prepare(), self._options)
+        result = evaluation.evaluate_trainer(self._prepare_trainer(), self._run_options)
         return Results({**result.means, **result.arrays})
 
     def predict(self, data: Any = None) -> Any:
@@ -219,7 +219,7 @@ class Trainer(UserMethods):
                 "predict() needs data: arrays, or a tf.data.Dataset of batches. For --mode=predict write "
                 "predict(self), which yields a dictionary per example."
             )
-        prepared = self._prepare()
+        prepared = self._prepare_trainer()
         with prepared.task.moving_averages.in_place():
             return prediction.run_prediction(prepared, self.model, data)
 
@@ -230,7 +230,7 @@ class Trainer(UserMethods):
         checkpoint is saved at the end of the loop, after the other pending actions.
         """
         resume_checks.check_no_other_job(self.model_dir, self.topology)
-        return manual_checkpoints.save_now(self._prepare(), self._options)
+        return manual_checkpoints.save_now(self._prepare_trainer(), self._run_options)
 
     def restore(self, path: str) -> int:
         """Restores weights, optimizers, step and data position of a checkpoint, and returns the step.
@@ -242,7 +242,7 @@ class Trainer(UserMethods):
 
         Raises UsageError if there is no checkpoint, CheckpointError if it is damaged or of another model.
         """
-        return manual_checkpoints.restore_from(self._prepare(), path)
+        return manual_checkpoints.restore_from(self._prepare_trainer(), path)
 
     @tf.autograph.experimental.do_not_convert
     def log(self, name: str, value: Any, *, reduce: str = "mean") -> None:
@@ -260,7 +260,7 @@ class Trainer(UserMethods):
         if tf.inside_function():
             traced_step().log(name, value, reduce, self.topology.num_replicas)
             return
-        writers = None if self._prepared is None else self._prepared.activity.writers
+        writers = None if self._prepared_trainer is None else self._prepared_trainer.activity.writers
         if writers is None:
             return
         # on all workers, as all of them participate in reading the variables of a metric
@@ -276,7 +276,7 @@ class Trainer(UserMethods):
         For use in `after_loop`. Every worker may call it; the chief writes. `c` is 1, 3 or 4. Pixels are
         0..255 if the dtype is uint8, else 0..1.
         """
-        writers = None if self._prepared is None else self._prepared.activity.writers
+        writers = None if self._prepared_trainer is None else self._prepared_trainer.activity.writers
         if writers is not None:
             writers.note(image_grid(self.step, name, images))
 
@@ -287,7 +287,7 @@ class Trainer(UserMethods):
         `self.generator` in a separate folder. `directory` is `model_dir/export` by default.
         Raises UsageError for a model that is not set, or a format that the model does not support.
         """
-        prepared = self._prepare()
+        prepared = self._prepare_trainer()
         if self.topology.evaluates:
             return []  # the chief exports
         formats = formats or export_lib.default_formats(self)

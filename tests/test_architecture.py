@@ -181,8 +181,8 @@ def test_no_helper_is_written_twice():
 NOT_OF_TENSORFLOW = {
     "_exit": "os, and the C library in io.exit_hook",
     "_getframe": "sys", "_run_exitfuncs": "atexit", "_replace": "NamedTuple", "_fields": "NamedTuple",
-    "_options": "Trainer, for ctl.run", "_prepare": "Trainer, for ctl.run and ctl.testing",
-    "_prepared": "Trainer, for ctl.fit", "_checkpoints": "Trainer, for ctl.run",
+    "_run_options": "Trainer, for ctl.run", "_prepare_trainer": "Trainer, for ctl.run and ctl.testing",
+    "_prepared_trainer": "Trainer, for ctl.fit", "_checkpoints": "Trainer, for ctl.run",
     "_rows_may_vary": "Trainer, for training.task",
     "_repr_mimebundle_": "IPython, in metrics.console_screens",
     "_given": "Config",

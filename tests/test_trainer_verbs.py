@@ -50,9 +50,9 @@ def test_predictions_take_datasets_dictionaries_and_several_outputs():
 def test_predicting_again_does_not_trace_again():
     trainer = made()
     trainer.predict(examples()[0][:8])
-    traced = trainer._prepared.programs._predict[1].experimental_get_tracing_count()
+    traced = trainer._prepared_trainer.programs._predict[1].experimental_get_tracing_count()
     trainer.predict(examples()[0][:8])
-    assert trainer._prepared.programs._predict[1].experimental_get_tracing_count() == traced == 1
+    assert trainer._prepared_trainer.programs._predict[1].experimental_get_tracing_count() == traced == 1
     trainer.model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(3)])
     assert trainer.predict(examples()[0][:8]).shape == (8, 3)
 

@@ -202,9 +202,9 @@ class BatchCallbackTrainer(KerasTrainer):
     keras_callbacks: KerasCallbacks | None = None
 
     def after_loop(self, step: int, means: dict[str, float]) -> bool:
-        assert self.keras_callbacks is not None and self._prepared is not None
+        assert self.keras_callbacks is not None and self._prepared_trainer is not None
         decision = self.keras_callbacks.after_batch(step, means)
-        return self._prepared.callbacks.carry_out(step, [decision])
+        return self._prepared_trainer.callbacks.carry_out(step, [decision])
 
 
 def sorted_callbacks(given: Any, model: Any, *, evaluates: bool = True) -> tuple[list[Callback], list[Any]]:

@@ -194,11 +194,11 @@ def _trained(
         values = trainer.train(plan.steps * (plan.end - plan.first))
     _finished(trainer)
     history.model = trainer.model
-    assert trainer._prepared is not None
+    assert trainer._prepared_trainer is not None
     if caller is not None:
         evaluated = {n.removeprefix("eval_"): v for n, v in values.items() if n.startswith("eval_")}
         means = {n: v for n, v in values.items() if not n.startswith("eval_")}
-        caller.end(means, evaluated, stopped=trainer._prepared.callbacks.stopped)
+        caller.end(means, evaluated, stopped=trainer._prepared_trainer.callbacks.stopped)
         history.take(caller.epochs, caller.logs)
     return history
 
@@ -240,8 +240,8 @@ def _intervals(model: Any, plan: Epochs, save_every_steps: int | None, per_batch
 def _finished(trainer: KerasTrainer) -> None:
     """Replaces the weights by their moving averages, as `Model.fit` does, unless the best were restored."""
     model = trainer.model
-    assert trainer._prepared is not None
-    if trainer._prepared.callbacks.has_best_weights or model.optimizer is None:
+    assert trainer._prepared_trainer is not None
+    if trainer._prepared_trainer.callbacks.has_best_weights or model.optimizer is None:
         return
     with trainer.strategy.scope():
         model.optimizer.finalize_variable_values(model.trainable_variables)

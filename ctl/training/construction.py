@@ -80,7 +80,7 @@ def checkpoints_of(config: Config) -> CheckpointManager | None:
 
 _CREATED_BY_INIT = (
     *("config", "topology", "strategy", "gradients", "global_batch_size", "seed", "hparams", "model_dir"),
-    "_prepared",
+    "_prepared_trainer",
 )
 
 

@@ -102,12 +102,12 @@ def main() -> None:
     done = 0
     for _ in range(options.rounds + 1):
         for way in ways:
-            trainer._prepared.checkpointing.manager = watched[way]
+            trainer._prepared_trainer.checkpointing.manager = watched[way]
             done += options.every
             trainer.train(done + options.every // 2)  # half an interval after the save
             done += options.every // 2
             done += -done % options.every
-            trainer._prepared.checkpointing.manager = ctl.NullCheckpoints()
+            trainer._prepared_trainer.checkpointing.manager = ctl.NullCheckpoints()
             trainer.train(done)
     show(watched, steps, trainer)
     if options.directory is None:
@@ -115,7 +115,8 @@ def main() -> None:
 
 
 def show(watched, steps, trainer) -> None:
-    size = sum(int(np.prod(v.shape)) * v.dtype.size for v in trainer._prepared.state.variables.values())
+    variables = trainer._prepared_trainer.state.variables.values()
+    size = sum(int(np.prod(v.shape)) * v.dtype.size for v in variables)
     print(f"state {size / 1e6:.0f} MB, step {1e3 * statistics.median(steps[False]):.1f} ms"
           + (f", {1e3 * statistics.median(steps[True]):.1f} ms while a save is written"
              if steps[True] else ""))  # fmt: skip

@@ -336,7 +336,8 @@ def test_states_are_saved_by_name_and_two_of_a_kind_do_not_mix(tmp_path):
     trainer, _ = run(lambda: callbacks, steps=6, directory=tmp_path)
     assert [c.state["count"] for c in callbacks[:2]] == [9, 9], "6 logs and 3 evaluations in all"
     assert callbacks[2].state["seen"] == 3
-    saved = trainer._prepared.checkpointing.manager.restore(trainer._prepared.state).state["watchers"]
+    prepared = trainer._prepared_trainer
+    saved = prepared.checkpointing.manager.restore(prepared.state).state["watchers"]
     assert sorted(saved) == ["Decides", "Decides_1", "early_stopping"]
 
 

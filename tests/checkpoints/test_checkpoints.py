@@ -62,7 +62,7 @@ def prepared(*arguments, **options):
 
 
 def state(trainer):
-    return trainer._prepared.state
+    return trainer._prepared_trainer.state
 
 
 def values(trainer):

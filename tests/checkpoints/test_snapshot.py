@@ -52,7 +52,7 @@ def test_a_snapshot_is_byte_for_byte_what_tensorflow_writes(tmp_path, word, fram
     strategy = ctl.make_strategy(word, **several)
     trainer = make(framework, strategy, Small if word == "central_storage" else Counting)
     trainer.prepare()
-    here = trainer._prepared.state
+    here = trainer._prepared_trainer.state
     (tmp_path / "ours").mkdir()
     reader = snapshot.SnapshotReader()
     for copy in (False, True):
@@ -263,6 +263,6 @@ def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path):
         saved = [e.step for e in writer.events if type(e).__name__ == "Saved"]
         assert sorted(saved) == [2, 4, 6, 7]
         assert type(writer.events[-1]).__name__ == "Ended"
-        manager.restore(trainer._prepared.state, step=4)
+        manager.restore(trainer._prepared_trainer.state, step=4)
         digests.append(values(trainer))
     assert_same(*digests)

@@ -194,7 +194,7 @@ def test_nothing_that_matches_is_an_error_and_changes_nothing(source, tmp_path, 
     trainer.prepare()
     before = values(trainer)
     with pytest.raises(ctl.CheckpointError, match="does not fit this model") as caught:
-        warm_start.load_initial_values(where, trainer._prepared.state, ["model"])
+        warm_start.load_initial_values(where, trainer._prepared_trainer.state, ["model"])
     assert "not loaded: model/w0: not in the checkpoint" in str(caught.value)
     assert_same(before, values(trainer))
 
@@ -227,7 +227,7 @@ def test_reading_that_fails_midway_leaves_every_variable_as_it_was(source, tmp_p
     monkeypatch.setattr("ctl.io.paths.call_with_retries.__defaults__", ((0.01,),))
     trainer = WithHead(model_dir=str(tmp_path / "c"), **OPTIONS)
     trainer.train(2)
-    manager, state = trainer._prepared.checkpointing.manager, trainer._prepared.state
+    manager, state = trainer._prepared_trainer.checkpointing.manager, trainer._prepared_trainer.state
     data = next((tmp_path / "c").glob("checkpoints/ckpt-2/state.data*"))
     content, last = data.read_bytes(), [v for n, v in values(trainer).items() if v.size > 9][-1]
     assert content.count(last.tobytes()) == 1  # the tensors before it can be read

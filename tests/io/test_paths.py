@@ -134,7 +134,7 @@ def test_early_stopping_in_a_store_gives_the_best_weights_back(store):
     assert [p.name for p in (store / "best").iterdir()] == ["early_stopping.npz"]
     resumed = Stops(model_dir=str(store), **options)
     resumed.prepare()
-    assert resumed._prepared.callbacks._best_weights is not None
+    assert resumed._prepared_trainer.callbacks._best_weights is not None
 
 
 def test_a_run_at_a_url_is_locked_saved_and_exported():

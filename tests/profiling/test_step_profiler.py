@@ -51,7 +51,7 @@ def trained(kind, strategy, steps=12, **options):
     options = {"optimizer": "adam", "dropout": 0.3, "intervals": every_step(), **options}
     trainer = kind(strategy=strategy, writers=[writer], checkpoints=saves, **options)
     trainer.train(steps)
-    state = {n: v.numpy() for n, v in trainer._prepared.state.variables.items()}
+    state = {n: v.numpy() for n, v in trainer._prepared_trainer.state.variables.items()}
     return trainer, state, losses(writer)
 
 
@@ -72,7 +72,7 @@ def test_the_training_is_that_of_a_run_without_it_to_the_last_bit(
     plain, before, expected = trained(kind, strategy, **options)
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
     trainer, after, got = trained(kind, strategy, **options)
-    assert trainer._prepared.activity.has_profiled and "ms a step" in capsys.readouterr().out
+    assert trainer._prepared_trainer.activity.has_profiled and "ms a step" in capsys.readouterr().out
     assert got == expected and len(got) == trainer.step == (20 if kind is Unknown else 12)
     for name, value in before.items():
         if name == "data_iterator/data_iterator":  # with what is prefetched, which differs from run to run

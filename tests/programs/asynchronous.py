@@ -64,5 +64,5 @@ print(json.dumps({
     "logged": [s for run, s, _ in writer.rows if run == "train"],
     "evaluated": [s for run, s, _ in writer.rows if run == "eval"],
     "losses": losses(writer), "means": means, "frozen": frozen,
-    "examples": trainer._prepared.checkpointing.progress.examples,
+    "examples": trainer._prepared_trainer.checkpointing.progress.examples,
 }))  # fmt: skip

@@ -52,7 +52,7 @@ def trained(strategy, steps=STEPS, **options):
         trainer.train(steps)
     except ctl.NonFiniteError as e:
         return {"error": str(e)}
-    errors = getattr(trainer._prepared.programs.reducer, "_error_by_id", {})
+    errors = getattr(trainer._prepared_trainer.programs.reducer, "_error_by_id", {})
     (left,) = errors.values() or [tf.zeros(SIZE)]
     return {
         "large": trainer.model.large.numpy().astype(float).tolist(),

@@ -135,7 +135,7 @@ class Faults:
 
 def digests(trainer):
     """name -> digest of the variable's value; all workers must call it."""
-    variables = trainer._prepared.state.variables
+    variables = trainer._prepared_trainer.state.variables
     return {n: hashlib.sha256(v.numpy().tobytes()).hexdigest()[:16] for n, v in variables.items()}
 
 
@@ -168,13 +168,13 @@ def run(arguments, faults_text):
         print(json.dumps(result), flush=True)
         sys.stdout.flush()
         os._exit(result["code"])
-    again = manager.save(trainer._prepared.state, ctl.Manifest(
-        step=options.steps, created=time.time(), variables=trainer._prepared.state.spec(),
+    again = manager.save(trainer._prepared_trainer.state, ctl.Manifest(
+        step=options.steps, created=time.time(), variables=trainer._prepared_trainer.state.spec(),
     )) if options.twice else None  # fmt: skip
     manager.finish()
     if options.compare:
         place = trainer.topology
-        trainer._prepared.state.checkpoint.write(f"{options.compare}/{place.worker_index}/state")
+        trainer._prepared_trainer.state.checkpoint.write(f"{options.compare}/{place.worker_index}/state")
     print(json.dumps({**result, "ended": trainer.step, "final": digests(trainer), "again": again}))
 
 

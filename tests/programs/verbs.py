@@ -64,7 +64,7 @@ def profiled(where: Path, strategy) -> dict:
     found = json.loads(profile.read_text()) if profile.exists() else {}
     me = f"worker_{strategy.cluster_resolver.task_id}.xplane.pb"
     traced = [sorted(traced_steps(p)) for p in where.rglob("*.xplane.pb") if p.name == me]
-    measured = trainer._prepared.activity.has_profiled
+    measured = trainer._prepared_trainer.activity.has_profiled
     return {"digests": digests, "measured": measured, "profile": found, "traced": traced}
 
 

@@ -56,7 +56,7 @@ def trainer(where, policy, strategy="default", **how):
 
 
 def state_of(made):
-    return [v.numpy() for v in made._prepared.state.variables.values()]
+    return [v.numpy() for v in made._prepared_trainer.state.variables.values()]
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient", "statistics"])

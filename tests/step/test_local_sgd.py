@@ -97,7 +97,7 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_other_setting(tmp_path, before, 
 
 
 def _common(trainer):
-    return getattr(trainer._prepared.programs.reducer, "_common", [])
+    return getattr(trainer._prepared_trainer.programs.reducer, "_common", [])
 
 
 def test_a_checkpoint_of_sums_in_every_step_has_nothing_of_it(tmp_path):

@@ -56,8 +56,8 @@ def test_values_of_flags_that_are_not_for_ctl_are_hidden(monkeypatch, words, sho
 def test_a_run_without_a_model_dir_has_no_origin(program, tmp_path):
     for model_dir, has_origin in [(None, False), (str(tmp_path / "run"), True)]:
         trainer = Small(strategy="default", writers=[], model_dir=model_dir)
-        prepared = trainer._prepare()
-        info = run_metadata.run_info(prepared, trainer._options, SimpleNamespace(description="10 rows"))
+        prepared = trainer._prepare_trainer()
+        info = run_metadata.run_info(prepared, trainer._run_options, SimpleNamespace(description="10 rows"))
         assert ("command" in info.config) is has_origin
 
 
