@@ -49,7 +49,7 @@ def test_a_number_is_off_by_half_a_step_of_its_block_at_most(numbers):
     assert words.shape == (3, BLOCK // 4 + 1) and words.dtype == tf.int32
     largest = np.abs(numbers).max(axis=1, keepdims=True).astype(np.float64)
     off = np.abs(decoded(words).numpy().astype(np.float64) - numbers)
-    assert np.all(off <= np.maximum(largest / 127 * 0.501, 1e-30))
+    assert np.all(off <= np.maximum(largest / 127 * 0.501, 1.001e-30))  # the limit in float32 is larger
 
 
 def test_the_largest_of_a_block_and_zeros_are_exact():
