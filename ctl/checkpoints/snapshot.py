@@ -182,7 +182,7 @@ _WRITE_ERRORS = (
 
 
 def _serialize(checkpoint: Any) -> tuple[Iterator[_Row], Any] | None:
-    """Returns the layout, whose order is the same on all workers, and the object graph, or None."""
+    """Returns the layout, in the same order on all workers, and the object graph, or None."""
     contents = checkpoint_contents.serialized_tensors(checkpoint)
     return None if contents is None else (_rows(contents[0]), contents[1])
 

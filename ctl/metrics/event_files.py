@@ -27,7 +27,7 @@ _log = logging.getLogger("ctl")
 
 
 def import_file_system() -> None:
-    """Imports TensorFlow, whose file systems `EventFileWriter` uses, in the calling thread.
+    """Imports TensorFlow, with the file systems of `EventFileWriter`, in the calling thread.
 
     A background thread that imports it while the process ends crashes the process.
     """

@@ -195,7 +195,7 @@ class Totals:
           is_valid: `[]` bool, False where the step is left out.
 
         Returns:
-          `packed` with a row SKIPPED, whose mean is the share of skipped steps.
+          `packed` with a row SKIPPED. Its mean is the share of skipped steps.
         """
         names = self._traced_names
         rows = tf.constant([[n == ROWS] * 2 for n in names])

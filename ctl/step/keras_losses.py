@@ -2,8 +2,8 @@
 
 A Keras loss object returns the mean over the examples of one replica, divided by the number of replicas.
 That is wrong for short batches and masks, and half of the loss on two replicas. In a user's step such a
-call raises UsageError (`refuse_division`). For compiled models, whose losses Keras calls, `GlobalMeans`
-converts the result to the share of the replica in the mean over the global batch.
+call raises UsageError (`refuse_division`). Keras itself calls the losses of
+compiled models; `GlobalMeans` converts their results to shares of the mean over the global batch.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ class GlobalMeans:
         return self._times(value, self._counted(self._rows), self._rows_everywhere())
 
     def mean_of_share(self, share: Any) -> Any:
-        """Converts a share to a value whose mean over all rows is the sum of the shares."""
+        """Converts a share to a value. Its mean over all rows is the sum of the shares."""
         return self._times(share, self._rows_everywhere(), self._rows)
 
     def _rows_everywhere(self) -> Any:
@@ -199,7 +199,7 @@ class _Reduction:
 
 
 def _install() -> None:
-    """Wraps functions of Keras once. The wrappers change nothing outside a step."""
+    """Wraps functions of Keras once. The wrappers are no-ops outside a step."""
     loss_reduction.replace_loss_reduction(_Reduction())
 
 

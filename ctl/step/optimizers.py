@@ -79,7 +79,7 @@ def _overwrite_by_average(optimizer: Any, variables: Sequence[Any], steps: int) 
 
 
 def check_optimizer(optimizer: Any, name: str = "optimizer", num_replicas: int = 1) -> None:
-    """Raises UsageError for an object that is no optimizer, or whose settings replicas do not support."""
+    """Raises UsageError for an object that is no optimizer, or has settings unsupported on replicas."""
     if num_replicas > 1 and getattr(optimizer, "gradient_accumulation_steps", None):
         raise UsageError(
             f"self.{name} accumulates gradients itself, which Keras cannot do on {num_replicas} "

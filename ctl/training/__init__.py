@@ -1,5 +1,5 @@
-"""One run: open the data, loop over steps, log, evaluate, save, call callbacks.
+"""One run of a trainer: data, loop over steps, logs, evaluations, saves and callbacks.
 
-Calls of a user's code and the order of things belong here; steps, data, checkpoints and metrics have
-folders of their own. A trainer comes in, numbers and checkpoints come out.
+The order of these actions and the calls of user code are defined here. Steps, data, checkpoints and
+metrics are in other folders.
 """

@@ -1,4 +1,4 @@
-"""A trainer whose model is built and restored."""
+"""A trainer with its built and restored model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ctl.training.task import Task
 
 @dataclass(frozen=True)
 class PreparedTrainer:
-    """A trainer whose model is built and restored.
+    """A trainer with its built and restored model.
 
     Attributes:
       config: Settings, which are final after `build`.

@@ -1,9 +1,8 @@
 """Local SGD (`--sync_every=H`): workers train independently and average their weights every H-th step.
 
-Between two averages each worker applies the gradients of its own share of the global batch (Stich 2019,
+Between two averages each worker applies the gradients of its share of the global batch (Stich 2019,
 arXiv:1805.09767). With an outer optimizer the difference of the workers' weights from the common weights is
-a
-gradient for Nesterov momentum: DiLoCo (Douillard et al. 2023, arXiv:2311.08105).
+a gradient for Nesterov momentum: DiLoCo (Douillard et al. 2023, arXiv:2311.08105).
 
     common   weights after the newest average, equal on all workers
     outer    g = common - mean over workers;  m = momentum * m + g;
@@ -59,7 +58,7 @@ class OneWorkerReducer(SumReducer):
 
 
 class LocalSgdReducer(GradientReducer):
-    """Leaves gradients as they are, and averages the weights of the workers after every `every`-th step.
+    """Does not reduce gradients; averages the weights of the workers after every `every`-th step.
 
     Args:
       inputs: Facts about the trainer.

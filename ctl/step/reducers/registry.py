@@ -8,10 +8,10 @@ _FACTORIES = (local_sgd.create_local_sgd, int8.create_int8)
 
 
 def create_reducer(inputs: ReducerInputs) -> GradientReducer:
-    """Creates the reducer that the settings ask for, by default the sum in each step.
+    """Creates the reducer for the settings, by default the sum in each step.
 
     Raises:
-      UsageError: If the settings do not go together with the trainer.
+      UsageError: If the trainer does not support the settings.
     """
     for create in _FACTORIES:
         if (reducer := create(inputs)) is not None:
