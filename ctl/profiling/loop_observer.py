@@ -9,7 +9,11 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ctl.config import Config
 from ctl.data.batches import Batches
+from ctl.distribute.world import World
+from ctl.metrics.group import WriterGroup
+from ctl.step.step_times import StepTimes
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,25 @@ class CompletedLoop:
     def secs(self) -> float | None:
         """Duration (seconds), or None if it is not representative."""
         return self.end - self.start if self.is_timed else None
+
+
+@dataclass(frozen=True)
+class ObserverInputs:
+    """Objects from which an optional observer is created.
+
+    Attributes:
+      config: Settings of the run.
+      world: Processes and devices of the job.
+      timer: Times of the steps. None where steps cannot be timed.
+      writers: Metric writers.
+      log_dir: Directory of the event files, or "" without one.
+    """
+
+    config: Config
+    world: World
+    timer: StepTimes | None
+    writers: WriterGroup
+    log_dir: str
 
 
 class LoopObserver:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from ctl.profiling.loop_observer import CompletedLoop, LoopObserver
+from ctl.profiling.loop_observer import CompletedLoop, LoopObserver, ObserverInputs
 
 _log = logging.getLogger("ctl")
 _WINDOW_SECS = 0.5  # of training, at least
@@ -94,3 +94,11 @@ class Stragglers(LoopObserver):
             1e3 * secs,
             cause,
         )
+
+
+def create_stragglers(inputs: ObserverInputs) -> Stragglers | None:
+    """Creates the comparison of the workers, or returns None where their steps are not timed."""
+    topology = inputs.world.topology
+    if inputs.timer is None or topology.num_workers == 1:
+        return None
+    return Stragglers(inputs.timer.total, topology.workers, topology.worker_index)

@@ -17,7 +17,7 @@ from ctl.config import step_range
 from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.io import paths
-from ctl.profiling.loop_observer import LoopObserver
+from ctl.profiling.loop_observer import LoopObserver, ObserverInputs
 from google.protobuf.message import DecodeError
 
 _log = logging.getLogger("ctl")
@@ -112,6 +112,11 @@ def new_trace(steps: str, log_dir: str, worker_index: int) -> TraceWindow | None
     if not (steps and log_dir):
         return None
     return TraceWindow(steps, f"{log_dir}/train/plugins/profile", f"worker_{worker_index}")
+
+
+def create_trace(inputs: ObserverInputs) -> TraceWindow | None:
+    """Creates the trace for `--profile`, or returns None without this flag."""
+    return new_trace(inputs.config.profile, inputs.log_dir, inputs.world.topology.worker_index)
 
 
 def _hide_loops(path: Path) -> None:

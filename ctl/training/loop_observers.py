@@ -1,19 +1,24 @@
-"""Observers of the training loop of a trainer."""
+"""Observers of the training loop of a trainer. One line registers an optional observer."""
 
 import contextlib
+import pkgutil
 from collections.abc import Callable
 
 from ctl.metrics.group import WriterGroup
-from ctl.profiling.loop_observer import LoopObserver
+from ctl.profiling.loop_observer import LoopObserver, ObserverInputs
 from ctl.profiling.step_profiler import ProfiledRun, StepProfiler
-from ctl.profiling.stragglers import Stragglers
-from ctl.profiling.trace_window import new_trace
 from ctl.supervision import heartbeat
 from ctl.training.loop import GraphLoop
 from ctl.training.observers import HeartbeatObserver, LeaseObserver, ObserverGroup, ProgressObserver
 from ctl.training.prepared import PreparedTrainer
 from ctl.training.run_options import RunOptions
 from ctl.training.update_check import UpdateCheck
+
+# functions that return an observer, or None if the settings do not request it
+OPTIONAL = (
+    "ctl.profiling.stragglers:create_stragglers",
+    "ctl.profiling.trace_window:create_trace",
+)  # fmt: skip
 
 
 def create_profiler(prepared: PreparedTrainer, options: RunOptions, writers: WriterGroup) -> StepProfiler:
@@ -43,19 +48,17 @@ def create_observers(
     check_lease: Callable[[], None],
 ) -> ObserverGroup:
     """Creates the observers of a run, in the order of their calls."""
-    timer, topology = prepared.programs.timer, prepared.world.topology
+    world, timer = prepared.world, prepared.programs.timer
     observers: list[LoopObserver] = [
         LeaseObserver(check_lease),
         ProgressObserver(writers),
         HeartbeatObserver(),
-        UpdateCheck(prepared.task, graph_loop, is_chief=topology.is_chief),
+        UpdateCheck(prepared.task, graph_loop, is_chief=world.topology.is_chief),
         profiler,
     ]
-    if timer is not None and topology.num_workers > 1:
-        observers.append(Stragglers(timer.total, topology.workers, topology.worker_index))
-    if (trace := new_trace(prepared.config.profile, log_dir, topology.worker_index)) is not None:
-        observers.append(trace)
-    return ObserverGroup(observers)
+    inputs = ObserverInputs(prepared.config, world, timer, writers, log_dir)
+    optional = [pkgutil.resolve_name(name)(inputs) for name in OPTIONAL]
+    return ObserverGroup([*observers, *(observer for observer in optional if observer is not None)])
 
 
 def watch_progress(prepared: PreparedTrainer) -> contextlib.AbstractContextManager[None]:

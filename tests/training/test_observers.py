@@ -85,3 +85,23 @@ def test_a_run_calls_an_observer_for_each_graph_call(monkeypatch):
     loops = [call[1] for call in calls if isinstance(call[1], CompletedLoop)]
     assert [(loop.step, loop.num_steps) for loop in loops] == [(2, 2), (4, 2)]
     assert calls[-1] == ("mine", "closes") and loops[0].end > loops[0].start
+
+
+def test_one_line_registers_an_observer(monkeypatch):
+    loops = []
+
+    class Longest(LoopObserver):
+        def completed(self, loop):
+            loops.append(loop.step)
+
+    inputs = []
+
+    def create(given):
+        inputs.append(given)
+        return Longest()
+
+    monkeypatch.setattr(loop_observers, "create_longest", create, raising=False)
+    name = "ctl.training.loop_observers:create_longest"
+    monkeypatch.setattr(loop_observers, "OPTIONAL", (*loop_observers.OPTIONAL, name))
+    Small(strategy="default", writers=[], intervals=every_step(log=ctl.Every(), save=ctl.Every())).train(2)
+    assert loops == [1, 2] and inputs[0].world.topology.num_workers == 1

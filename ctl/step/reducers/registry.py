@@ -1,10 +1,15 @@
-"""Registry of gradient reducers. The first factory that returns a reducer decides."""
+"""Registry of gradient reducers. One line registers a reducer."""
 
-from ctl.step.reducers import int8, local_sgd
+import pkgutil
+
 from ctl.step.reducers.reducer import GradientReducer, ReducerInputs
 from ctl.step.reducers.sum import SumReducer
 
-_FACTORIES = (local_sgd.create_local_sgd, int8.create_int8)
+# functions that return a reducer, or None if the settings do not request it; the first reducer is used
+FACTORIES = (
+    "ctl.step.reducers.local_sgd:create_local_sgd",
+    "ctl.step.reducers.int8:create_int8",
+)  # fmt: skip
 
 
 def create_reducer(inputs: ReducerInputs) -> GradientReducer:
@@ -13,7 +18,7 @@ def create_reducer(inputs: ReducerInputs) -> GradientReducer:
     Raises:
       UsageError: If the trainer does not support the settings.
     """
-    for create in _FACTORIES:
-        if (reducer := create(inputs)) is not None:
+    for name in FACTORIES:
+        if (reducer := pkgutil.resolve_name(name)(inputs)) is not None:
             return reducer
     return SumReducer()
