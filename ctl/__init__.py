@@ -48,6 +48,7 @@ _NAMES = {
     "OutOfMemory": "ctl.errors",
     "Stopped": "ctl.errors",
     "TensorBoardWriter": "ctl.metrics.tensorboard",
+    "Topology": "ctl.distribute.topology",
     "Trainer": "ctl.trainer",
     "UsageError": "ctl.errors",
     "evaluate": "ctl.keras.fit",
@@ -62,7 +63,17 @@ _NAMES = {
     "shard": "ctl.data.sharding",
 }
 
-__all__ = ["__version__", *sorted(_NAMES)]
+# a literal list, which type checkers read
+__all__ = [  # noqa: RUF022
+    "__version__", "Audio", "BackupCheckpoints", "Callback", "CheckpointError", "CheckpointManager",
+    "ChiefOnlyCheckpoints", "Config", "ConsoleWriter", "CtlError", "Decision", "EarlyStopping", "Every",
+    "Gradients", "History", "HostAllReduce", "Intervals", "JsonlWriter", "Keep", "KerasTrainer",
+    "LossSpike", "Manifest", "Matrix", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter",
+    "MetricWriter", "NonFiniteError", "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory",
+    "PeerLostError", "PrCurve", "ReduceOnPlateau", "SaveBest", "Stopped", "TensorBoardWriter",
+    "Topology", "Trainer", "UsageError", "evaluate", "example_numbers", "fit", "from_arrays",
+    "make_strategy", "predict", "run", "scale_learning_rate", "shard", "synchronize_batch_norm",
+]  # fmt: skip
 
 _early_signals.install_early_handlers()
 _quiet.install_log_filter()
@@ -100,6 +111,7 @@ if TYPE_CHECKING:
     from ctl.data.sharding import shard
     from ctl.distribute.host_allreduce import HostAllReduce
     from ctl.distribute.strategies import make_strategy
+    from ctl.distribute.topology import Topology
     from ctl.errors import (
         CheckpointError,
         CtlError,

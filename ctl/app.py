@@ -85,9 +85,9 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
             print(help_text(values, argv[0]), flush=True)
         sys.exit(0)
     try:
-        rest = values(argv)
-        if len(rest) > 1:
-            raise flags.Error(f"unexpected arguments {rest[1:]}; every setting is --name=value.")
+        positional = values(argv)
+        if len(positional) > 1:
+            raise flags.Error(f"unexpected arguments {positional[1:]}; every setting is --name=value.")
     except flags.Error as e:
         _fail(UsageError(f"{str(e).rstrip('.')}. See --help."))
     try:
@@ -98,7 +98,7 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
         import tensorflow as tf
 
         tf.config.list_physical_devices()
-    return rest
+    return positional
 
 
 def _main(make_trainer: Callable[..., Any], settings: dict) -> None:
@@ -151,47 +151,47 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     logging.getLogger("ctl").setLevel(logging.INFO)
     values = flags.FLAGS
     keywords = {k: v.value if isinstance(v, flags.FlagHolder) else v for k, v in settings.items()}
-    given, keywords = config_lib.of_command_line(values, keywords, make_trainer)
+    explicit, keywords = config_lib.read_command_line(values, keywords, make_trainer)
     from ctl.checkpoints.export import parse_formats
     from ctl.training import platform_hooks
     from ctl.training.task import Task
 
-    config = config_lib.settled(make_trainer, given)
+    config = config_lib.resolve_config(make_trainer, explicit)
     if config.full_traceback:
         error_report.show_full_tracebacks()
-    me, places = detection.read_topology(), directories.read_directories(config.model_dir)
-    if places.model_dir != config.model_dir:
-        given, config = (c.with_settings(model_dir=places.model_dir) for c in (given, config))
-    parts = _parts(values, config, keywords, me)
+    topology, platform_dirs = detection.read_topology(), directories.read_directories(config.model_dir)
+    if platform_dirs.model_dir != config.model_dir:
+        explicit, config = (c.with_settings(model_dir=platform_dirs.model_dir) for c in (explicit, config))
+    parts = _parts(values, config, keywords, topology)
     formats = parse_formats(config.export)
-    _check_mode(config, formats, me)
-    steps, epochs = _length(config, given)
-    settings = config_lib.as_keywords(given, make_trainer)
-    trainer = make_trainer(**{**keywords, **settings, **parts, "config": given})
+    _check_mode(config, formats, topology)
+    steps, epochs = _length(config, explicit)
+    settings = config_lib.as_keywords(explicit, make_trainer)
+    trainer = make_trainer(**{**keywords, **settings, **parts, "config": explicit})
     if trainer is None:
         raise UsageError("ctl.run got a function that returned None; expected a ctl.Trainer.")
-    plain = {
+    hparams = {
         k: job_fingerprint.shown(k, v)
         for k, v in keywords.items()
         if isinstance(v, (bool, int, float, str))
     }
-    trainer.hparams = {**plain, **trainer.hparams}
+    trainer.hparams = {**hparams, **trainer.hparams}
     task, model_dir, is_chief = Task.of(trainer), trainer.model_dir or "", trainer.topology.is_chief
-    platform_hooks.check_platform(task, config, model_dir, places, is_chief=is_chief)
-    if places.logs:
-        trainer.log_dir = places.logs
+    platform_hooks.check_platform(task, config, model_dir, platform_dirs, is_chief=is_chief)
+    if platform_dirs.logs:
+        trainer.log_dir = platform_dirs.logs
     trainer.extra_writers = (*trainer.extra_writers, *platform_hooks.writers_for_platform(config))
     _prepare(trainer, config.mode)
-    if "export" not in given.given:  # the default is not an error
+    if "export" not in explicit.explicit_names:  # the default is not an error
         formats = _possible_formats(trainer, config, formats)
     if config.mode in ("train", "train_and_eval"):
         trainer.train(steps, epochs=epochs, export=formats)
-        platform_hooks.hand_over(model_dir, places, formats, is_chief=is_chief)
-        platform_hooks.let_evaluator_finish(task, model_dir, trainer._checkpoints, me)
+        platform_hooks.hand_over(model_dir, platform_dirs, formats, is_chief=is_chief)
+        platform_hooks.let_evaluator_finish(task, model_dir, trainer._checkpoints, topology)
         _leave(trainer)
         return
     if trainer.step == 0:
-        raise UsageError(_nothing_saved(config))
+        raise UsageError(_no_checkpoint_message(config))
     if config.mode == "eval":
         from ctl.training import evaluation
 
@@ -201,7 +201,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     else:
         for path in trainer.export(*formats):
             print(path)
-        platform_hooks.hand_over(model_dir, places, formats, is_chief=is_chief)
+        platform_hooks.hand_over(model_dir, platform_dirs, formats, is_chief=is_chief)
     _leave(trainer)
 
 
@@ -211,7 +211,7 @@ def _possible_formats(trainer: "Trainer", config: Config, formats: tuple[str, ..
 
     if not config.model_dir or config.mode in ("eval", "predict"):
         return ()
-    possible_formats = tuple(word for word in formats if word in supported_formats(trainer.model))
+    possible_formats = tuple(f for f in formats if f in supported_formats(trainer.model))
     if not possible_formats and config.mode != "export":
         try:
             default_formats(trainer)
@@ -229,15 +229,15 @@ def _leave(trainer: "Trainer") -> None:
         leave_together(trainer._prepare_trainer().world)
 
 
-def _check_mode(config: Config, formats: tuple[str, ...], me: Topology) -> None:
+def _check_mode(config: Config, formats: tuple[str, ...], topology: Topology) -> None:
     """Raises UsageError if --mode needs a checkpoint or an export format that is missing."""
     if config.mode in _WITH_A_CHECKPOINT and not config.model_dir:
         raise UsageError(f"--mode={config.mode} needs --model_dir, where the checkpoints are.")
     if config.mode == "export" and not formats:
         raise UsageError("--mode=export got --export=none; expected formats, e.g. --export=keras.")
     if config.mode in _WITH_A_CHECKPOINT and not _has_checkpoints(config.model_dir):
-        raise UsageError(_nothing_saved(config))
-    if config.mode in _WITH_A_CHECKPOINT and me.evaluates:
+        raise UsageError(_no_checkpoint_message(config))
+    if config.mode in _WITH_A_CHECKPOINT and topology.evaluates:
         raise UsageError(
             f"--mode={config.mode} came in an evaluator task of TF_CONFIG, which follows a training. "
             "Leave --mode out, or unset TF_CONFIG."
@@ -248,8 +248,8 @@ def _has_checkpoints(model_dir: str) -> bool:
     try:
         return paths.call_with_retries(paths.path(f"{model_dir}/checkpoints").is_dir)
     except OSError as e:
-        kind = StorageError if disk_errors.is_transient(e) else UsageError
-        raise kind(f"--model_dir={model_dir} cannot be read: {e.strerror or e}.") from None
+        error = StorageError if disk_errors.is_transient(e) else UsageError
+        raise error(f"--model_dir={model_dir} cannot be read: {e.strerror or e}.") from None
 
 
 def _prepare(trainer: "Trainer", mode: str) -> None:
@@ -290,15 +290,16 @@ def _as_json(value: Any) -> Any:
     )
 
 
-def _nothing_saved(config: Config) -> str:
+def _no_checkpoint_message(config: Config) -> str:
     return (
         f"--mode={config.mode} found no checkpoint in {config.model_dir}/checkpoints. Train first, or "
         "give the --model_dir of a run."
     )
 
 
-def _length(config: Config, given: Config) -> tuple[int | None, float | None]:
-    if config.epochs and "train_steps" in given.given and config.train_steps:
+def _length(config: Config, explicit: Config) -> tuple[int | None, float | None]:
+    """Returns the numbers of steps and of epochs to train; one of them is None."""
+    if config.epochs and "train_steps" in explicit.explicit_names and config.train_steps:
         raise UsageError(
             f"got --train_steps={config.train_steps} and --epochs={config.epochs}; expected one of them."
         )
@@ -306,7 +307,7 @@ def _length(config: Config, given: Config) -> tuple[int | None, float | None]:
 
 
 def _parts(
-    values: flags.FlagValues, config: Config, keywords: Mapping[str, Any], me: Topology
+    values: flags.FlagValues, config: Config, keywords: Mapping[str, Any], topology: Topology
 ) -> dict[str, Any]:
     """Returns arguments of the trainer's constructor: strategy, intervals and checkpoint manager.
 
@@ -317,40 +318,39 @@ def _parts(
     from ctl.training import construction
 
     evaluate = Every()
-    has_evaluator = me.has_evaluator and not config.eval_every_steps
+    has_evaluator = topology.has_evaluator and not config.eval_every_steps
     evaluates = Keep.parse(config.keep).best is not None or config.report_hypertune or not has_evaluator
     if config.mode == "train_and_eval" and evaluates:
         evaluate = Every(steps=config.eval_every_steps) if config.eval_every_steps else AT_THE_END
-    given = keywords.get("intervals")
-    intervals = construction.intervals_of(config, given)
-    if given is None or "eval_every_steps" in config.given:
+    user_intervals = keywords.get("intervals")
+    intervals = construction.intervals_of(config, user_intervals)
+    if user_intervals is None or "eval_every_steps" in config.explicit_names:
         intervals = dataclasses.replace(intervals, evaluate=evaluate)
     parts: dict[str, Any] = {"intervals": intervals}
-    if keywords.get("checkpoints") is None or "keep" in config.given:
+    if keywords.get("checkpoints") is None or "keep" in config.explicit_names:
         parts["checkpoints"] = construction.checkpoints_of(config)
-    return parts | {"strategy": construction.strategy_of(config, _compared(values, config), me)}
+    return parts | {"strategy": construction.strategy_of(config, _compared(values, config), topology)}
 
 
 def _compared(values: flags.FlagValues, config: Config) -> dict[str, Any]:
     """Returns the values of the flags that must be equal on all workers: all except those of absl."""
-    found = {
+    value_by_flag = {
         flag.name: vars(config).get(flag.name, flag.value)
         for module, of_module in values.flags_by_module_dict().items()
         if not module.startswith("absl")
         for flag in of_module
     }
-    return {n: v if isinstance(v, _PLAIN) else type(v).__name__ for n, v in found.items()}
+    return {n: v if isinstance(v, _PLAIN) else type(v).__name__ for n, v in value_by_flag.items()}
 
 
 def help_text(values: flags.FlagValues, program: str) -> str:
     """Returns the text of --help: all flags in groups, each with its unit, default and choices."""
-    own = set(config_lib.NAMES)
+    settings = set(config_lib.NAMES)
     by_module = values.flags_by_module_dict()
     main = by_module.get(sys.argv[0], []) + by_module.get(program, [])
     groups: dict[str, list[str]] = {}
-    mine = sorted({f.name for f in main if f.name not in own})
-    if mine:
-        groups["The model"] = mine
+    if model_flags := sorted({f.name for f in main if f.name not in settings}):
+        groups["Model"] = model_flags
     groups |= config_lib.GROUPS
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     command = f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {program}"

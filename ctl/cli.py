@@ -14,12 +14,12 @@ from ctl.version import __version__
 
 # name -> (module, one-line description)
 _SUBCOMMANDS = {
-    "deploy": ("ctl.deploy.command", "write what a platform needs to run a job"),
-    "doctor": ("ctl.tools.doctor", "print what this process understands of its cluster"),
+    "deploy": ("ctl.deploy.command", "write the configuration of a job for a platform"),
+    "doctor": ("ctl.tools.doctor", "print the cluster configuration that this process detects"),
     "inspect": ("ctl.tools.inspect", "show the checkpoints of a run"),
-    "launch": ("ctl.launch.cli", "start the workers of one job, and look after them"),
-    "profile": ("ctl.tools.profile", "show where the time of a step goes"),
-    "sweep": ("ctl.tools.sweep", "run a training with several values of its flags"),
+    "launch": ("ctl.launch.cli", "start, supervise and restart the workers of a job"),
+    "profile": ("ctl.tools.profile", "measure the parts of a training step"),
+    "sweep": ("ctl.tools.sweep", "train with several values of flags"),
 }
 
 
@@ -31,8 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(words: list[str]) -> int:
-    name = words[0] if words else ""
+def _run(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else ""
     if name in ("-h", "--help"):
         print(_help())
         return EXIT_DONE
@@ -40,22 +40,24 @@ def _run(words: list[str]) -> int:
         print(f"ctl {__version__}")
         return EXIT_DONE
     if name not in _SUBCOMMANDS:
-        came = f"there is no subcommand {name!r}" if name else "no subcommand was given"
-        known = ", ".join(_SUBCOMMANDS)
-        print(f"ctl: {came}; expected one of: {known}. See `ctl --help`.", file=sys.stderr)
+        problem = f"there is no subcommand {name!r}" if name else "the subcommand is missing"
+        print(
+            f"ctl: {problem}; expected one of: {', '.join(_SUBCOMMANDS)}. See `ctl --help`.",
+            file=sys.stderr,
+        )
         return EXIT_USAGE
     module, _ = _SUBCOMMANDS[name]
-    return importlib.import_module(module).main(words[1:])
+    return importlib.import_module(module).main(arguments[1:])
 
 
 def _help() -> str:
     width = max(map(len, _SUBCOMMANDS))
-    listed = "\n".join(f"  {name:<{width}}  {what}" for name, (_, what) in _SUBCOMMANDS.items())
+    listed = "\n".join(f"  {name:<{width}}  {summary}" for name, (_, summary) in _SUBCOMMANDS.items())
     return (
         "usage: ctl <subcommand> [options]\n\n"
-        "Custom training loops for TensorFlow 2, on one device or on many.\n\n"
+        "Custom training loops for TensorFlow 2, on one or several devices and machines.\n\n"
         f"subcommands:\n{listed}\n\n"
         "options:\n"
-        "  -h, --help  show this text; `ctl <subcommand> --help` shows a subcommand's\n"
+        "  -h, --help  show this help; `ctl <subcommand> --help` shows the options of a subcommand\n"
         "  --version   show the version\n"
     )

@@ -23,170 +23,175 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def _of(kind: str, default: Any, text: str) -> Any:
+def _field(value_type: str, default: Any, text: str) -> Any:
     """Returns a field.
 
     Args:
-      kind: "text", "bool", "list", "word" (one of the values in `default`, the first of which is the
-        default), "real" (>= 0), "number" (integer >= 0), "positive" (integer >= 1), "steps" (integer, or
+      value_type: "text", "bool", "list", "choice" (one of the values in `default`, of which the first is
+        the default), "real" (>= 0), "number" (integer >= 0), "positive" (integer >= 1), "steps" (integer or
         "auto"), "range" ("first:last" or "") or "compile" (one of the values in `default`, or a bool).
       default: Default value, or the possible values.
       text: Help of the flag.
     """
-    words = default if kind in ("word", "compile") else ()
-    first = default[0] if words else default
-    return dataclasses.field(default=first, metadata={"kind": kind, "words": words, "help": text})
+    choices = default if value_type in ("choice", "compile") else ()
+    first = default[0] if choices else default
+    metadata = {"type": value_type, "choices": choices, "help": text}
+    return dataclasses.field(default=first, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Settings of a run. docs/flags.md describes each setting with its unit.
 
-    The settings in OF_RUN are for `ctl.run`; `ctl.Trainer` uses the other settings. The constructor raises
-    UsageError for an invalid value and for an unknown name.
+    The settings in RUN_SETTINGS are for `ctl.run`; `ctl.Trainer` uses the other settings. The constructor
+    raises UsageError for an invalid value and for an unknown name.
     """
 
     # fmt: off
     # Task of the run
-    mode: str = _of("word", ("train_and_eval", "train", "eval", "export", "predict"),
-        "What to do; predict prints a line of JSON per example.")
-    model_dir: str = _of("text", "",
+    mode: str = _field("choice", ("train_and_eval", "train", "eval", "export", "predict"),
+        "Task. predict prints one JSON line per example.")
+    model_dir: str = _field("text", "",
         "Directory of the run: checkpoints, logs, export; a run resumes from it. Empty: "
-        "AIP_CHECKPOINT_DIR on Vertex AI, else nothing is kept.")
-    train_steps: int = _of("number", 1000,
-        "Total steps, resumed ones included. 0: until the data ends.")
-    epochs: float = _of("real", 0.0,
-        "Total passes over the training data, instead of --train_steps. 0: off.")
-    global_batch_size: int = _of("positive", 128,
+        "AIP_CHECKPOINT_DIR on Vertex AI; elsewhere no files are written.")
+    train_steps: int = _field("number", 1000,
+        "Total number of steps, including those before a resume. 0: until the data ends.")
+    epochs: float = _field("real", 0.0,
+        "Total number of passes over the training data, instead of --train_steps. 0: off.")
+    global_batch_size: int = _field("positive", 128,
         "Examples per step, over all replicas of all workers.")
-    seed: int = _of("number", 0,
-        "Seed of all randomness, the same on every worker.")
-    init_from: str = _of("text", "",
-        "Checkpoint, or model_dir of another run, that initializes the model where model_dir has none. "
-        "Empty: none.")
+    seed: int = _field("number", 0,
+        "Seed of all random numbers, the same on all workers.")
+    init_from: str = _field("text", "",
+        "Checkpoint, or model_dir of another run, from which the model is initialized if model_dir has no "
+        "checkpoint. Empty: none.")
     # Devices and processes
-    strategy: "str | tf.distribute.Strategy" = _of(
-        "word",
+    strategy: "str | tf.distribute.Strategy" = _field(
+        "choice",
         ("auto", "default", "one_device", "mirrored", "multi_worker", "parameter_server",
          "central_storage", "tpu"),
-        "How to distribute; auto decides by TF_CONFIG and devices.")
-    devices: Sequence[str] = _of("list", (),
+        "Distribution strategy. auto chooses by TF_CONFIG and the number of devices.")
+    devices: Sequence[str] = _field("list", (),
         "Devices for one_device and mirrored, such as cpu:0,cpu:1. Empty: the strategy's choice.")
-    num_virtual_devices: int = _of("number", 0,
+    num_virtual_devices: int = _field("number", 0,
         "Logical devices to split the CPU into, to test several replicas. 0: off.")
-    cross_device_ops: str = _of("word", ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
-        "How mirrored sums gradients.")
-    communication: str = _of("word", ("auto", "ring", "nccl", "tcp"),
-        "How multi_worker sums gradients: TensorFlow's ring or NCCL, ctl's own TCP; auto measures.")
-    sync_every: int = _of("positive", 1,
-        "Steps between averages of multi_worker's weights; 1: sums of every step's gradients.")
-    outer_learning_rate: float = _of("real", 1.0, "DiLoCo's, of the differences every sync_every steps.")
-    outer_momentum: float = _of("real", 0.0, "Nesterov momentum of those; 0 with rate 1 averages weights.")
-    collective_timeout_secs: float = _of("real", 0.0,
-        "Seconds that multi_worker waits in one all-reduce. 0: as long as the other workers live.")
-    heartbeat_secs: float = _of("real", 0.0,
-        "Seconds of silence after which multi_worker counts a worker as lost. 0: TensorFlow's choice.")
-    tpu: str = _of("text", "",
-        "Name or address of the TPU for --strategy=tpu. Empty: the environment's.")
-    variable_partitioner: str = _of("text", "",
-        "How parameter servers split variables: min_size:256K, max_shards:2 or fixed_shards:2. Empty: no.")
+    cross_device_ops: str = _field(
+        "choice", ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
+        "All-reduce of mirrored.")
+    communication: str = _field("choice", ("auto", "ring", "nccl", "tcp"),
+        "All-reduce of multi_worker: TensorFlow's ring or nccl, or ctl's tcp; auto measures them.")
+    sync_every: int = _field("positive", 1,
+        "Steps between averages of the weights of multi_worker. 1: gradients are summed in each step.")
+    outer_learning_rate: float = _field("real", 1.0,
+        "Learning rate of DiLoCo, applied to the averaged weight differences.")
+    outer_momentum: float = _field("real", 0.0,
+        "Nesterov momentum of DiLoCo. 0 with outer_learning_rate=1: average of the weights.")
+    collective_timeout_secs: float = _field("real", 0.0,
+        "Timeout of one all-reduce of multi_worker (seconds). 0: no limit while the other workers run.")
+    heartbeat_secs: float = _field("real", 0.0,
+        "Seconds without a heartbeat after which multi_worker considers a worker lost. 0: as TensorFlow.")
+    tpu: str = _field("text", "",
+        "Name or address of the TPU for --strategy=tpu. Empty: from the environment.")
+    variable_partitioner: str = _field("text", "",
+        "Partitioner of variables on parameter servers: min_size:256K, max_shards:2 or fixed_shards:2. "
+        "Empty: none.")
     # Loop
-    steps_per_loop: int | str = _of("steps", "auto",
-        "Steps in one graph call; auto (or 0) aims at half a second.")
-    log_every_steps: int = _of("number", 100,
+    steps_per_loop: int | str = _field("steps", "auto",
+        "Steps per graph call; auto (or 0) aims at half a second.")
+    log_every_steps: int = _field("number", 100,
         "Steps between logs of the training metrics. 0: only at the end.")
-    eval_every_steps: int = _of("number", 0,
+    eval_every_steps: int = _field("number", 0,
         "Steps between evaluations. 0: at the end of a program, never in Trainer.train.")
-    save_every_steps: int = _of("number", 500,
-        "Steps between checkpoints, also saved before each evaluation and at the end. 0: only there.")
-    evaluate_ema: bool = _of("bool", True,
-        "Evaluate, predict and export with moving averages of the weights, if the optimizer has them "
-        "(use_ema=True).")
-    jit_compile: str | bool = _of("compile", ("off", "step", "loop"),
-        "What XLA compiles: nothing; forward and backward of a step (also --jit_compile alone); or a loop "
-        "as one program, on one replica, with data of ctl.from_arrays.")
-    check_collectives: bool = _of("bool", False,
-        "Workers compare their collectives before they run them, and name lines that differ. Slow: for "
+    save_every_steps: int = _field("number", 500,
+        "Steps between checkpoints, besides those before each evaluation and at the end. 0: only those.")
+    evaluate_ema: bool = _field("bool", True,
+        "Use the moving averages of the weights for evaluation, prediction and export if the optimizer has "
+        "them (use_ema=True).")
+    jit_compile: str | bool = _field("compile", ("off", "step", "loop"),
+        "Compilation by XLA: off; forward and backward pass of a step (also --jit_compile alone); or loop, "
+        "all steps of a graph call as one program, on one replica with data of ctl.from_arrays.")
+    check_collectives: bool = _field("bool", False,
+        "Compare the collectives of the workers before they run, and report lines that differ. Slow; for "
         "debugging.")
-    profile: str = _of("range", "",
-        "Steps to trace into model_dir/logs for TensorBoard's profile plugin: 100:110 for the ten after "
-        "step 100. Empty: none.")
-    data_position: str = _of("word", ("auto", "indexed", "skip", "iterator"),
-        "How a resumed run finds its position in the data: by index, skipping, or a saved iterator.")
+    profile: str = _field("range", "",
+        "Steps to trace for TensorBoard's profile plugin: 100:110 traces the ten steps after step 100. "
+        "Empty: none.")
+    data_position: str = _field("choice", ("auto", "indexed", "skip", "iterator"),
+        "How a resumed run restores its position in the data: by index, by skipping, or a saved iterator.")
     # Output
-    keep: str = _of("text", "5",
-        "Newest checkpoints to keep, optionally the best and every k-th step's: "
+    keep: str = _field("text", "5",
+        "Number of newest checkpoints to keep, optionally also the best and those of every k-th step: "
         "3,best=accuracy,every=1000. 0: all.")
-    background_save: bool = _of("bool", False,
-        "Write checkpoints during training; needs memory for another copy of the state.")
-    export: str = _of("text", "keras,saved_model",
-        "Formats to write into model_dir/export at the end: keras, saved_model, weights. "
+    background_save: bool = _field("bool", False,
+        "Write checkpoints in a background thread; needs memory for a copy of the state.")
+    export: str = _field("text", "keras,saved_model",
+        "Export formats, written to model_dir/export at the end: keras, saved_model, weights. "
         "generator:keras exports self.generator. none or 0: off.")
-    report_hypertune: str = _of("text", "",
-        "Metric of the evaluation, such as accuracy, to report to a tuning job on Vertex AI. Empty: none.")
+    report_hypertune: str = _field("text", "",
+        "Evaluation metric, such as accuracy, to report to a tuning job on Vertex AI. Empty: none.")
     # Errors
-    on_nonfinite: str = _of("word", ("stop", "skip", "rollback"),
-        "If a loss or gradient is NaN or infinite: end the run, skip the step, or roll back to a "
+    on_nonfinite: str = _field("choice", ("stop", "skip", "rollback"),
+        "Reaction to a NaN or infinite loss or gradient: stop the run, skip the step, or roll back to a "
         "checkpoint and continue with the next data.")
-    step_timeout_secs: float = _of("real", 0.0,
-        "Seconds without a step after which all stacks are printed and the process ends with 134; longer "
-        "for compiling, evaluating and saving. 0: off.")
-    startup_timeout_secs: float = _of("real", 0.0,
-        "Seconds that multi_worker waits for missing workers. 0: the launcher's limit, or ten minutes.")
-    allow_config_change: bool = _of("bool", False,
-        "Resume although seed, batch size or data differ; the order of examples then changes.")
-    full_traceback: bool = _of("bool", False,
-        "Print all frames of an uncaught error; by default only those in your own files.")
+    step_timeout_secs: float = _field("real", 0.0,
+        "Seconds without a step after which the process prints all stacks and exits with 134. Compilation, "
+        "evaluation and saving may take longer. 0: off.")
+    startup_timeout_secs: float = _field("real", 0.0,
+        "Seconds that multi_worker waits for workers at the start. 0: the launcher's limit, or 600.")
+    allow_config_change: bool = _field("bool", False,
+        "Resume although the seed, batch size or data have changed; the order of examples then changes.")
+    full_traceback: bool = _field("bool", False,
+        "Print all frames of an uncaught error instead of only those in your files.")
     # fmt: on
 
-    def __new__(cls, **given: Any) -> "Config":
-        for name in given:
+    def __new__(cls, **settings: Any) -> "Config":
+        """Creates a configuration and stores the names of the explicit settings."""
+        for name in settings:
             check_name(name, "Config")
-        made = object.__new__(cls)
-        object.__setattr__(made, "_given", frozenset(given))
-        return made
+        config = object.__new__(cls)
+        object.__setattr__(config, "_explicit_names", frozenset(settings))
+        return config
 
     def __post_init__(self) -> None:
-        for found in dataclasses.fields(self):
-            value = _checked(found, getattr(self, found.name))
-            object.__setattr__(self, found.name, value)
+        for field in dataclasses.fields(self):
+            value = _check_setting(field, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
 
     @property
-    def given(self) -> frozenset[str]:
+    def explicit_names(self) -> frozenset[str]:
         """Names of the settings that were given explicitly."""
-        names: frozenset[str] = getattr(self, "_given", frozenset())
+        names: frozenset[str] = getattr(self, "_explicit_names", frozenset())
         return names
 
-    def only_given(self) -> dict[str, Any]:
+    def explicit_settings(self) -> dict[str, Any]:
         """Returns the settings that were given explicitly, by name."""
-        return {name: getattr(self, name) for name in sorted(self.given)}
+        return {name: getattr(self, name) for name in sorted(self.explicit_names)}
 
     def with_settings(self, **settings: Any) -> "Config":
         """Returns a copy with other explicit settings. Raises UsageError like the constructor."""
-        return Config(**{**self.only_given(), **settings})
+        return Config(**{**self.explicit_settings(), **settings})
 
 
-FIELDS = {found.name: found for found in dataclasses.fields(Config)}
+FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 NAMES = tuple(FIELDS)
-_FIRST = {
-    "mode": "What to do",
-    "strategy": "Where it runs",
-    "steps_per_loop": "The loop",
-    "keep": "What stays",
-    "on_nonfinite": "When things go wrong",
+_TITLE_BY_FIRST_SETTING = {
+    "mode": "Task",
+    "strategy": "Devices and processes",
+    "steps_per_loop": "Loop",
+    "keep": "Output",
+    "on_nonfinite": "Errors",
 }
 GROUPS: dict[str, list[str]] = {}  # title -> names
 for _name in NAMES:
-    GROUPS.setdefault(_FIRST.get(_name) or list(GROUPS)[-1], []).append(_name)
-OF_CONSTRUCTOR = ("model_dir", "strategy", "global_batch_size", "seed")  # common arguments of subclasses
-OF_RUN = (
-    "mode",
-    "train_steps",
-    "epochs",
-    "export",
-    "report_hypertune",
-    "full_traceback",
-)  # not keywords of ctl.Trainer
+    GROUPS.setdefault(_TITLE_BY_FIRST_SETTING.get(_name) or list(GROUPS)[-1], []).append(_name)
+CONSTRUCTOR_SETTINGS = (
+    "model_dir",
+    "strategy",
+    "global_batch_size",
+    "seed",
+)  # common arguments of subclasses
+# not keywords of ctl.Trainer
+RUN_SETTINGS = ("mode", "train_steps", "epochs", "export", "report_hypertune", "full_traceback")
 
 
 def check_name(name: str, where: str) -> None:
@@ -199,19 +204,19 @@ def check_name(name: str, where: str) -> None:
         )
 
 
-def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Returns `value` as an int. Raises UsageError unless it is an integer from `least` to `most`."""
     try:
-        good = not isinstance(value, bool) and int(value) == value and value >= least
+        is_valid = not isinstance(value, bool) and int(value) == value and value >= least
     except (TypeError, ValueError, OverflowError):
-        good = False
-    if not good or (most is not None and value > most):
+        is_valid = False
+    if not is_valid or (most is not None and value > most):
         limit = "" if most is None else f" and <= {most}"
         raise UsageError(f"{name} is {value!r}; expected a whole number >= {least}{limit}.")
     return int(value)
 
 
-def steps_per_loop(value: int | str) -> int | str:
+def parse_steps_per_loop(value: int | str) -> int | str:
     """Returns a number of steps, or "auto" for "auto" and 0. Raises UsageError for other values."""
     text = str(value)
     if text in ("auto", "0"):
@@ -221,7 +226,7 @@ def steps_per_loop(value: int | str) -> int | str:
     return int(text)
 
 
-def step_range(value: str) -> tuple[int, int]:
+def parse_step_range(value: str) -> tuple[int, int]:
     """Returns the numbers of "first:last", or (0, 0) for "". Raises UsageError for other values."""
     if value == "":
         return 0, 0
@@ -234,67 +239,71 @@ def step_range(value: str) -> tuple[int, int]:
     )
 
 
-def jit_compile(value: str | bool) -> str:
+def parse_jit_compile(value: str | bool) -> str:
     """Returns "off", "step" or "loop": "off" for False, "step" for True. Raises UsageError otherwise."""
-    words = FIELDS["jit_compile"].metadata["words"]
-    word = words[int(value)] if isinstance(value, bool) else value
-    if not isinstance(word, str) or word not in words:
-        raise UsageError(f"jit_compile is {value!r}; expected one of {', '.join(words)}, or True or False.")
-    return word
+    choices = FIELDS["jit_compile"].metadata["choices"]
+    choice = choices[int(value)] if isinstance(value, bool) else value
+    if not isinstance(choice, str) or choice not in choices:
+        raise UsageError(
+            f"jit_compile is {value!r}; expected one of {', '.join(choices)}, or True or False."
+        )
+    return choice
 
 
-def _checked(found: "dataclasses.Field[Any]", value: Any) -> Any:
+def _check_setting(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """Returns a value converted to the type of its field. Raises UsageError for an invalid value."""
-    name, kind, words = found.name, found.metadata["kind"], found.metadata["words"]
-    if kind in ("number", "positive"):
-        return whole(name, value, int(kind == "positive"), 2**32 - 1 if name == "seed" else None)
-    if kind == "real":
-        good = (
+    name, value_type, choices = field.name, field.metadata["type"], field.metadata["choices"]
+    if value_type in ("number", "positive"):
+        return check_integer(
+            name, value, int(value_type == "positive"), 2**32 - 1 if name == "seed" else None
+        )
+    if value_type == "real":
+        is_valid = (
             isinstance(value, Real) and not isinstance(value, bool) and 0.0 <= float(value) < float("inf")
         )
         expected = "a number >= 0"
-    elif kind == "bool":
-        good, expected = isinstance(value, bool), "True or False"
-    elif kind == "list":
+    elif value_type == "bool":
+        is_valid, expected = isinstance(value, bool), "True or False"
+    elif value_type == "list":
         value = tuple(v for v in value.split(",") if v) if isinstance(value, str) else value
-        good = isinstance(value, Sequence) and all(isinstance(v, str) for v in value)
-        expected = "a list of words"
-    elif kind == "word":
-        good = value in words if isinstance(value, str) else name == "strategy" and value is not None
-        expected = f"one of {', '.join(words)}"
-    elif kind in ("steps", "compile"):
-        return steps_per_loop(value) if kind == "steps" else jit_compile(value)
-    elif kind == "range":
-        step_range(value := "" if value is None else value)
+        is_valid = isinstance(value, Sequence) and all(isinstance(v, str) for v in value)
+        expected = "a list of names"
+    elif value_type == "choice":
+        is_valid = value in choices if isinstance(value, str) else name == "strategy" and value is not None
+        expected = f"one of {', '.join(choices)}"
+    elif value_type in ("steps", "compile"):
+        return parse_steps_per_loop(value) if value_type == "steps" else parse_jit_compile(value)
+    elif value_type == "range":
+        parse_step_range(value := "" if value is None else value)
         return value
     else:
         value = "" if value is None else str(value) if isinstance(value, PathLike) else value
-        good, expected = isinstance(value, str), "a text"
-    if not good:
+        is_valid, expected = isinstance(value, str), "a string"
+    if not is_valid:
         raise UsageError(f"{name} is {value!r}; expected {expected}.")
-    return {"real": float, "list": tuple}.get(kind, lambda same: same)(value)
+    return {"real": float, "list": tuple}.get(value_type, lambda same: same)(value)
 
 
-def of_command_line(
+def read_command_line(
     values: flags.FlagValues, keywords: Mapping[str, Any], trainer: Callable[..., Any]
 ) -> tuple[Config, dict[str, Any]]:
     """Returns the settings of the flags and of the keywords of `ctl.run`, and the remaining keywords.
 
-    A keyword that the user's constructor defines is not a setting, unless it is in `OF_CONSTRUCTOR`.
+    A keyword that the user's constructor defines is not a setting, unless it is in `CONSTRUCTOR_SETTINGS`.
     """
-    rest = dict(keywords)
-    own = _own_arguments(trainer)
-    given = {}
+    remaining = dict(keywords)
+    user_arguments = _user_arguments(trainer)
+    settings = {}
     for name in NAMES:
-        keyword = None if name in own else rest.pop(name, None)
+        keyword = None if name in user_arguments else remaining.pop(name, None)
         if values[name].present:
-            given[name] = values[name].value
+            settings[name] = values[name].value
         elif keyword is not None:
-            given[name] = keyword
-    return Config(**given), rest
+            settings[name] = keyword
+    return Config(**settings), remaining
 
 
-def settled(
+def resolve_config(
     trainer: Callable[..., Any], config: Config | None, keywords: Mapping[str, Any] | None = None
 ) -> Config:
     """Returns the settings of a trainer from keywords, `config` and defaults of the class, by priority.
@@ -306,20 +315,20 @@ def settled(
             f"the first argument is {config!r:.80}; expected a ctl.Config, or keywords such as "
             'model_dir="/tmp/run".'
         )
-    found = {} if config is None else config.only_given()
+    settings = {} if config is None else config.explicit_settings()
     for name, value in (keywords or {}).items():
         check_name(name, getattr(trainer, "__name__", "the trainer"))
-        found[name] = value
+        settings[name] = value
     for name in NAMES:
-        if name not in found and (own := _own_default(trainer, name)) is not None:
-            found[name] = _checked_default(trainer, name, own)
-    return Config(**found)
+        if name not in settings and (default := _user_default(trainer, name)) is not None:
+            settings[name] = _checked_default(trainer, name, default)
+    return Config(**settings)
 
 
 def _checked_default(trainer: Callable[..., Any], name: str, value: Any) -> Any:
     """Returns the validated default of a class. The attribute may have another meaning for the user."""
     try:
-        return _checked(FIELDS[name], value)
+        return _check_setting(FIELDS[name], value)
     except UsageError as e:
         raise UsageError(
             f"{getattr(trainer, '__name__', 'the trainer')}.{e} {name} is a setting of ctl: give it such a "
@@ -327,45 +336,45 @@ def _checked_default(trainer: Callable[..., Any], name: str, value: Any) -> Any:
         ) from None
 
 
-def _own_default(trainer: Callable[..., Any], name: str) -> Any:
+def _user_default(trainer: Callable[..., Any], name: str) -> Any:
     """Returns the default of a setting in a class or in the signature of its constructor, or None."""
-    for kind in getattr(trainer, "__mro__", ()):
-        if name in vars(kind) and not kind.__module__.startswith("ctl."):
-            value = vars(kind)[name]
+    for base in getattr(trainer, "__mro__", ()):
+        if name in vars(base) and not base.__module__.startswith("ctl."):
+            value = vars(base)[name]
             return None if hasattr(value, "__get__") else value  # a method or property is not a default
-    found = _parameters(trainer).get(name) if name in OF_CONSTRUCTOR else None
-    return None if found is None or found.default is found.empty else found.default
+    parameter = _parameters(trainer).get(name) if name in CONSTRUCTOR_SETTINGS else None
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
 def as_keywords(config: Config, trainer: Callable[..., Any]) -> dict[str, Any]:
     """Returns the explicit settings as keywords, without arguments that the user's constructor defines."""
-    left_out = {*OF_RUN, *_own_arguments(trainer)}
-    return {name: value for name, value in config.only_given().items() if name not in left_out}
+    left_out = {*RUN_SETTINGS, *_user_arguments(trainer)}
+    return {name: value for name, value in config.explicit_settings().items() if name not in left_out}
 
 
-def _own_arguments(trainer: Callable[..., Any]) -> set[str]:
-    """Returns the arguments that the user's constructor defines, except those in `OF_CONSTRUCTOR`."""
-    return set(_parameters(trainer)) - set(OF_CONSTRUCTOR)
+def _user_arguments(trainer: Callable[..., Any]) -> set[str]:
+    """Returns the arguments that the user's constructor defines, except those in `CONSTRUCTOR_SETTINGS`."""
+    return set(_parameters(trainer)) - set(CONSTRUCTOR_SETTINGS)
 
 
 def _parameters(trainer: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a function, or of the constructors that a class and its bases define."""
-    own = [c for c in getattr(trainer, "__mro__", ()) if not c.__module__.startswith("ctl.")]
-    calls = [vars(kind)["__init__"] for kind in own if "__init__" in vars(kind)]
-    found: dict[str, inspect.Parameter] = {}
-    for call in calls if isinstance(trainer, type) else [trainer]:
+    classes = [c for c in getattr(trainer, "__mro__", ()) if not c.__module__.startswith("ctl.")]
+    constructors = [vars(c)["__init__"] for c in classes if "__init__" in vars(c)]
+    parameters: dict[str, inspect.Parameter] = {}
+    for function in constructors if isinstance(trainer, type) else [trainer]:
         with contextlib.suppress(TypeError, ValueError):
-            found = {**inspect.signature(call).parameters, **found}
-    return found
+            parameters = {**inspect.signature(function).parameters, **parameters}
+    return parameters
 
 
-def signature(constructor: Callable[..., Any]) -> inspect.Signature:
+def create_signature(constructor: Callable[..., Any]) -> inspect.Signature:
     """Returns the signature of a constructor with all settings in place of `**settings`, for help()."""
     kinds = inspect.Parameter
     settings = [
-        kinds(name, kinds.KEYWORD_ONLY, default=found.default, annotation=found.type)
-        for name, found in FIELDS.items()
-        if name not in OF_RUN
+        kinds(name, kinds.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for name, field in FIELDS.items()
+        if name not in RUN_SETTINGS
     ]
     named = [p for p in inspect.signature(constructor).parameters.values() if p.kind != kinds.VAR_KEYWORD]
     return inspect.Signature([*named, *settings])

@@ -15,9 +15,9 @@ class _CompileParser(flags.EnumParser):
 class _CompileFlag(flags.EnumFlag):
     """Flag with a word as its value. `--jit_compile` means the second word, `--nojit_compile` the first."""
 
-    def __init__(self, name: str, default: str, text: str, words: Sequence[str]):
-        super().__init__(name, default, text, list(words))
-        self.parser, self.boolean = _CompileParser(list(words)), True
+    def __init__(self, name: str, default: str, text: str, choices: Sequence[str]):
+        super().__init__(name, default, text, list(choices))
+        self.parser, self.boolean = _CompileParser(list(choices)), True
 
     def serialize(self) -> str:
         return f"--{self.name}={self.value}"
@@ -27,20 +27,20 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags of every `ctl` binary; see docs/flags.md."""
     options: dict[str, Any] = {"flag_values": values, "module_name": "ctl.app"}
     for name, field in FIELDS.items():
-        kind, text = field.metadata["kind"], field.metadata["help"]
+        value_type, text = field.metadata["type"], field.metadata["help"]
         default: Any = field.default
-        if kind == "word":
-            flags.DEFINE_enum(name, default, field.metadata["words"], text, **options)
-        elif kind in ("text", "steps", "range"):
+        if value_type == "choice":
+            flags.DEFINE_enum(name, default, field.metadata["choices"], text, **options)
+        elif value_type in ("text", "steps", "range"):
             flags.DEFINE_string(name, default, text, **options)
-        elif kind == "bool":
+        elif value_type == "bool":
             flags.DEFINE_bool(name, default, text, **options)
-        elif kind == "compile":
-            flags.DEFINE_flag(_CompileFlag(name, default, text, field.metadata["words"]), **options)
-        elif kind == "list":
+        elif value_type == "compile":
+            flags.DEFINE_flag(_CompileFlag(name, default, text, field.metadata["choices"]), **options)
+        elif value_type == "list":
             flags.DEFINE_list(name, list(default), text, **options)
-        elif kind == "real":
+        elif value_type == "real":
             flags.DEFINE_float(name, default, text, lower_bound=0.0, **options)
         else:
-            least = 1 if kind == "positive" else 0
+            least = 1 if value_type == "positive" else 0
             flags.DEFINE_integer(name, default, text, lower_bound=least, **options)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ctl.checkpoints.protocol import NullCheckpoints
 from ctl.checkpoints.tracked_state import collect_owners, is_model
 from ctl.distribute import devices
-from ctl.distribute.keras_objects import plain
+from ctl.distribute.keras_objects import unwrap
 from ctl.distribute.strategies import make_strategy
 from ctl.errors import UsageError
 from ctl.training import input_pipeline, validation
@@ -97,7 +97,8 @@ def assert_same_on_replicas(
     Args:
       make_trainer: Subclass of `ctl.Trainer`, or a function with the arguments `strategy` and `settings`.
       steps: Number of steps to compare.
-      rtol, atol: Relative and absolute tolerance.
+      rtol: Relative tolerance.
+      atol: Absolute tolerance.
       settings: Arguments of `make_trainer`, such as `global_batch_size=8`.
 
     Raises AssertionError with the name of the first different value, and UsageError if TensorFlow has
@@ -135,7 +136,7 @@ def _weights(trainer: Any) -> dict[str, np.ndarray]:
     """Returns the trainable variables of the models of a trainer by name."""
     models = {name: part for name, part in collect_owners(vars(trainer)).items() if is_model(part)}
     return {
-        f"{name}, weight {i} {tuple(variable.shape)}": plain(variable).numpy()
+        f"{name}, weight {i} {tuple(variable.shape)}": unwrap(variable).numpy()
         for name, model in models.items()
         for i, variable in enumerate(model.trainable_variables)
     }

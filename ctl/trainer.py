@@ -105,7 +105,7 @@ class Trainer(UserMethods):
         exit_hook.install_exit_hook()
         if notebook.shell() is not None:  # TensorFlow logs INFO messages in notebooks
             log_filter.quiet_logs()
-        self.config = config = config_lib.settled(type(self), config, settings)
+        self.config = config = config_lib.resolve_config(type(self), config, settings)
         validation.check_checkpoints_and_writers(checkpoints, writers)
         self.strategy = construction.strategy_of(config)
         self.topology = strategies.topology_of(self.strategy)
@@ -126,7 +126,7 @@ class Trainer(UserMethods):
         self._prepared_trainer: PreparedTrainer | None = None
         self._rows_may_vary = False  # True if the number of rows of a batch divides no loss
 
-    __init__.__signature__ = config_lib.signature(__init__)  # type: ignore[attr-defined]
+    __init__.__signature__ = config_lib.create_signature(__init__)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         with contextlib.suppress(Exception):  # an incomplete trainer
@@ -252,6 +252,7 @@ class Trainer(UserMethods):
         hook: a value at this step. Every worker may call it; the chief writes.
 
         Args:
+          name: Name of the value.
           value: In a hook: a number, written with the means of the training; a string in Markdown; an
             array of numbers, shown as a histogram in TensorBoard; `ctl.Matrix`, `ctl.Audio` or
             `ctl.PrCurve`. Raises UsageError for other types.
@@ -365,6 +366,7 @@ class Trainer(UserMethods):
 
         Args:
           loss: Result of `average`, computed inside `tape`, `[]`.
+          tape: Tape of the forward pass.
           variables: Variables to update. Defaults to `self.model.trainable_variables`.
           optimizer: Optimizer of Keras 3 or tf_keras, or an object with `apply(gradients, variables)` or
             `apply_gradients(grads_and_vars)`, which receives the summed gradients. Defaults to

@@ -1,17 +1,16 @@
-"""Builds the site of docs/: the guides, an API reference made from docstrings, and the example models.
+"""Builds the site of docs/: guides, an API reference generated from docstrings, and the example models.
 
-    make docs                                   # into build/site; open build/site/index.html
-    python docs/build_site.py --serve           # the same, on http://127.0.0.1:8000
+    make docs                                   # writes build/site; open build/site/index.html
+    python docs/build_site.py --serve           # serves the site on http://127.0.0.1:8000
 
-Copies the pages to build/pages, where links to files of the repository become links to pages, and calls
-mkdocs, strictly: a link or heading that is not there, a public name without a docstring, and a page that no
-index lists end with 1.
+Copies the pages to build/pages, replaces links to files of the repository by links to pages, and runs
+mkdocs in strict mode. These are errors (exit code 1): a broken link, a public name without a docstring, a
+page outside of the navigation.
 """
 
 import argparse
 import ast
 import base64
-import importlib
 import json
 import os
 import re
@@ -19,26 +18,35 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+
+from site_reference import public_names, reference_pages, undocumented
 
 ROOT = Path(__file__).parents[1]
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
-PAGE_SUFFIXES = (".md", ".svg", ".png", ".gif")
+PAGE_SUFFIXES = (".md", ".svg", ".png", ".gif", ".css")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".json": "json"}
-GUIDES = {
-    "Start": ["first_model", "models", "gallery", "keras", "flowers", "recipes", "testing", "mistakes"],
-    "Training": [
-        "the_loop", "correctness", "data", "callbacks", "metrics", "checkpoints", "saving", "flags",
-    ],
-    "Many devices": [
-        "strategies", "launch", "several_machines", "parameter_servers", "evaluator", "reliability",
-        "security", "performance",
-    ],
-    "Horovod": ["horovod", "horovod_launcher"],
-    "Platforms": [f"deploy/{name}" for name in ("environment", "docker", "vertex", "kubernetes", "slurm")],
-    "Project": ["architecture", "tensorflow_patches", "glossary"],
+NOT_LISTED = "messages.md"  # for proofreading
+NAVIGATION = {  # group -> section -> pages; the section "" has no title
+    "Guide": {
+        "": [
+            "first_model", "porting", "the_loop", "data", "correctness", "callbacks", "metrics",
+            "checkpoints",
+        ],
+        "Keras models": ["keras"],
+        "Several devices and machines": ["strategies", "launch", "several_machines", "reliability"],
+        "Horovod scripts": ["horovod", "horovod_launcher"],
+    },
+    "How-to": {
+        "": ["recipes", "testing", "mistakes", "saving", "parameter_servers", "evaluator", "security"],
+        "Example models": ["models", "gallery", "flowers"],
+        "Platforms": [
+            f"deploy/{name}" for name in ("environment", "docker", "vertex", "kubernetes", "slurm")
+        ],
+    },
+    "Reference": {"": ["flags", "glossary"]},
+    "Internals": {"": ["architecture", "performance", "tensorflow_patches"]},
 }  # fmt: skip
 CONFIG = """site_name: ctl
 site_description: Custom training loops for TensorFlow 2
@@ -46,10 +54,19 @@ docs_dir: pages
 site_dir: site
 strict: true
 use_directory_urls: false
+copyright: ctl {version}, Apache License 2.0
 theme:
   name: material
   font: false
-  features: [navigation.tabs, navigation.top, content.code.copy, search.highlight, toc.follow]
+  logo: images/logo_header.svg
+  favicon: images/logo.svg
+  features:
+    - navigation.tabs
+    - navigation.top
+    - navigation.footer
+    - content.code.copy
+    - search.highlight
+    - toc.follow
   palette:
     - media: "(prefers-color-scheme: light)"
       scheme: default
@@ -59,8 +76,11 @@ theme:
       scheme: slate
       primary: deep orange
       toggle: {icon: material/weather-sunny, name: light}
+extra_css: [images/site.css]
 markdown_extensions:
   - admonition
+  - attr_list
+  - md_in_html
   - pymdownx.highlight
   - pymdownx.superfences
   - toc: {permalink: true}
@@ -82,101 +102,92 @@ plugins:
 validation:
   omitted_files: warn
   links: {not_found: warn, anchors: warn, unrecognized_links: warn}
-nav:
+not_in_nav: |
+  {not_listed}
+{repository}nav:
 """
 
 
 def main() -> int:
+    """Builds or serves the site. Returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--serve", action="store_true", help="serve the site instead of writing it")
     options = parser.parse_args()
     shutil.rmtree(PAGES, ignore_errors=True)
-    names = public_names()
-    missing = undocumented(names)
-    if missing:
+    if missing := undocumented(public_names()):
         print(f"public names without a docstring: {', '.join(missing)}", file=sys.stderr)
         return 1
     write_pages()
-    write_reference(names)
+    write_reference()
     config = ROOT / "build" / "mkdocs.yml"
-    examples = ROOT / "docs" / "site_examples.py"
-    config.write_text(CONFIG.replace("{examples}", str(examples)) + navigation(names))
-    words = ["serve"] if options.serve else ["build", "--clean"]
+    config.write_text(configuration() + navigation())
+    subcommand = ["serve"] if options.serve else ["build", "--clean"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", *words, "--strict", "--config-file", str(config)]
+    command = [sys.executable, "-m", "mkdocs", *subcommand, "--strict", "--config-file", str(config)]
     return subprocess.run(command, check=False, env=environ).returncode
 
 
-def public_names() -> dict[str, str]:
-    """Each public name of `ctl` and the module that defines it, without importing TensorFlow."""
-    sys.path.insert(0, str(ROOT))
-    found = importlib.import_module("ctl")._NAMES
-    return {name: found[name] for name in sorted(found)}
+def configuration() -> str:
+    """Returns the configuration of mkdocs without the navigation."""
+    project = (ROOT / "pyproject.toml").read_text()
+    values = {
+        "examples": str(ROOT / "docs" / "site_examples.py"),
+        "version": re.findall(r'^version = "(.+)"$', project, re.MULTILINE)[0],
+        "not_listed": NOT_LISTED,
+        "repository": repository(project),
+    }
+    text = CONFIG
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
 
 
-def undocumented(names: dict[str, str]) -> list[str]:
-    """Public names, and their public methods, without a docstring; one of another class's method counts."""
-    known = {name: found for name, module in names.items() if (found := definition(module, name))}
-    classes = {name: found for name, found in known.items() if isinstance(found, ast.ClassDef)}
-    said = {m.name for found in classes.values() for m in methods(found) if ast.get_docstring(m)}
-    missing = [name for name, found in known.items() if not ast.get_docstring(found)]
-    for name, found in classes.items():
-        missing += [f"{name}.{m.name}" for m in methods(found) if m.name not in said]
-    return missing
-
-
-def definition(module: str, name: str) -> Any:
-    """The class or function of a module; None for a constant."""
-    tree = ast.parse(source_of(module).read_text())
-    return next((node for node in tree.body if getattr(node, "name", "") == name), None)
-
-
-def methods(found: ast.ClassDef) -> list[ast.FunctionDef]:
-    return [n for n in found.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"]
-
-
-def source_of(module: str) -> Path:
-    """The file of a module."""
-    path = ROOT.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+def repository(project: str) -> str:
+    """Returns the setting `repo_url` from pyproject.toml, else from the remote "origin" of git."""
+    url = next(iter(re.findall(r'^Repository = "(.+)"$', project, re.MULTILINE)), "")
+    if not url:
+        command = ["git", "remote", "get-url", "origin"]
+        url = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip()
+        url = re.sub(r"^git@([^:/]+):", r"https://\1/", url).removesuffix(".git")
+    return f"repo_url: {url}\n" if url.startswith("https://") else ""
 
 
 def write_pages() -> None:
-    """Copies the guides and pictures; links to other files of the repository get a page each."""
+    """Copies the guides and pictures. Each linked file of the repository gets a page."""
     for path in sorted((ROOT / "docs").rglob("*")):
         if path.suffix in PAGE_SUFFIXES:
-            copied(path, path.relative_to(ROOT / "docs"))
+            copy_page(path, path.relative_to(ROOT / "docs"))
 
 
-def copied(source: Path, target: Path) -> None:
-    """A page with its links changed, or a picture."""
-    to = PAGES / target
-    to.parent.mkdir(parents=True, exist_ok=True)
+def copy_page(source: Path, target: Path) -> None:
+    """Copies a picture, or a page with replaced links, to `target` in PAGES."""
+    page = PAGES / target
+    page.parent.mkdir(parents=True, exist_ok=True)
     if source.suffix != ".md":
-        shutil.copyfile(source, to)
+        shutil.copyfile(source, page)
         return
-    parts = FENCED.split(source.read_text())
-    to.write_text("".join(p if p.startswith("```") else linked(p, source, to) for p in parts))
+    parts = FENCED.split(source.read_text().replace("```python no-run", "```python"))
+    page.write_text("".join(p if p.startswith("```") else replace_links(p, source, page) for p in parts))
 
 
-def linked(text: str, source: Path, to: Path) -> str:
-    """Markdown whose links to files outside of docs/ lead to pages made of them."""
+def replace_links(text: str, source: Path, page: Path) -> str:
+    """Returns Markdown whose links to files outside of docs/ are replaced by links to their pages."""
 
-    def changed(found: re.Match) -> str:
-        before, name, anchor = found[1], found[2], found[3] or ""
+    def replacement(match: re.Match) -> str:
+        prefix, name, anchor = match[1], match[2], match[3] or ""
         if "://" in name or name.startswith("mailto:"):
-            return found[0]
+            return match[0]
         path = (source.parent / name).resolve()
         is_page = path.suffix in PAGE_SUFFIXES and (ROOT / "docs") in path.parents
         if not path.exists() or (is_page and (ROOT / "docs") in source.parents):
-            return found[0]  # mkdocs says what is wrong with it
-        return f"{before}{page_of(path, to)}{anchor})"
+            return match[0]  # mkdocs reports broken links
+        return f"{prefix}{page_of(path, page)}{anchor})"
 
-    return LINK.sub(changed, text)
+    return LINK.sub(replacement, text)
 
 
-def page_of(path: Path, to: Path) -> str:
-    """The link from page `to` to the page of a file, which is made if there is none yet."""
+def page_of(path: Path, linking_page: Path) -> str:
+    """Returns the link from a page to the page of a file. Creates the page if necessary."""
     if (ROOT / "docs") in path.parents and path.suffix in PAGE_SUFFIXES:
         page = PAGES / path.relative_to(ROOT / "docs")
     else:
@@ -184,28 +195,34 @@ def page_of(path: Path, to: Path) -> str:
         page = PAGES / (name.removeprefix("docs/") if name.endswith(".ipynb.md") else f"source/{name}")
         if not page.is_file():
             page.parent.mkdir(parents=True, exist_ok=True)
-            page.write_text("")  # links may come back to it
+            page.write_text("")  # the file may link to itself
             write_source(path, page)
-    return os.path.relpath(page, to.parent)
+    return os.path.relpath(page, linking_page.parent)
 
 
 def write_source(path: Path, page: Path) -> None:
-    """A page that shows a file, or lists a folder."""
+    """Writes a page with the content of a file, or the files of a folder."""
     if path.is_dir():
         files = [file for file in sorted(path.glob("*.py")) if file.name != "__init__.py"]
-        listed = "\n".join(f"- [{file.name}]({page_of(file, page)})" for file in files)
-        page.write_text(f"# {path.relative_to(ROOT)}\n\n{listed}\n")
+        links = "\n".join(f"- [{title_of(file)}]({page_of(file, page)})" for file in files)
+        page.write_text(f"# {path.relative_to(ROOT)}\n\n{links}\n")
     elif path.suffix == ".md":
-        copied(path, page.relative_to(PAGES))
+        copy_page(path, page.relative_to(PAGES))
     elif path.suffix == ".ipynb":
-        page.write_text(linked(notebook(path, page), path, page))
+        page.write_text(replace_links(notebook(path, page), path, page))
     else:
         language = LANGUAGES.get(path.suffix, "text")
         page.write_text(f"# {path.relative_to(ROOT)}\n\n````{language}\n{path.read_text()}````\n")
 
 
+def title_of(path: Path) -> str:
+    """Returns the first line of the docstring of a Python file, after its name."""
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return f"{path.stem}: {docstring.splitlines()[0]}" if docstring else path.stem
+
+
 def notebook(path: Path, page: Path) -> str:
-    """The cells of a notebook, and what they show; pictures go beside the page."""
+    """Returns the cells of a notebook with their outputs. Pictures are written next to the page."""
     parts = []
     for cell in json.loads(path.read_text())["cells"]:
         source = "".join(cell["source"])
@@ -215,46 +232,40 @@ def notebook(path: Path, page: Path) -> str:
             if "image/png" in data:
                 picture = page.with_name(f"{path.stem}_{len(parts)}.png")
                 picture.write_bytes(base64.b64decode(data["image/png"]))
-                parts.append(f"![what the cell shows]({picture.name})")
+                parts.append(f"![output of the cell]({picture.name})")
             else:
                 text = "".join(output.get("text") or data.get("text/plain", ()))
                 parts.append(f"```text\n{text.strip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 
-# the base class of the trainer has the methods that users write
-WITH_BASES = {"Trainer": "    options:\n      inherited_members: true\n"}
+def write_reference() -> None:
+    """Writes the pages of the API reference."""
+    (PAGES / "reference").mkdir(parents=True, exist_ok=True)
+    for name, text in reference_pages().items():
+        (PAGES / "reference" / f"{name}.md").write_text(text)
 
 
-def write_reference(names: dict[str, str]) -> None:
-    """A page per part of the package, with its public names."""
-    for part, members in parts_of(names).items():
-        entries = [f"::: {names[n]}.{n}\n{WITH_BASES.get(n, '')}" for n in members]
-        text = f"# ctl: {part}\n\n" + "\n".join(entries)
-        (PAGES / "reference").mkdir(parents=True, exist_ok=True)
-        (PAGES / "reference" / f"{part}.md").write_text(text)
-
-
-def parts_of(names: dict[str, str]) -> dict[str, list[str]]:
-    """Folder of ctl, or file of its root -> public names."""
-    parts: dict[str, list[str]] = {}
-    for name, module in names.items():
-        parts.setdefault(module.split(".")[1], []).append(name)
-    return dict(sorted(parts.items(), key=lambda part: (part[0] != "trainer", part[0])))
-
-
-def navigation(names: dict[str, str]) -> str:
-    """The part `nav` of the configuration; every page of PAGES is in it."""
-    lines = ["  - Home: index.md"]
-    for title, guides in GUIDES.items():
-        lines += [f"  - {title}:", *(f"    - {guide}.md" for guide in guides)]
-    lines += ["  - Reference:", *(f"    - reference/{part}.md" for part in parts_of(names))]
+def navigation() -> str:
+    """Returns the setting `nav` with all pages of PAGES, except NOT_LISTED."""
     decisions = sorted((PAGES / "decisions").glob("0*.md"))
-    lines += ["  - Decisions:", "    - decisions/index.md"]
-    lines += [f"    - decisions/{p.name}" for p in decisions]
-    lines += ["  - Notebooks:", *(f"    - {p.name}" for p in sorted(PAGES.glob("*.ipynb.md")))]
     sources = sorted((PAGES / "source").rglob("*.md"))
-    lines += ["  - Source:", *(f"    - {p.relative_to(PAGES)}" for p in sources)]
+    notebooks = [p.name for p in sorted(PAGES.glob("*.ipynb.md"))]
+    more = {
+        "Guide": {"Notebook": notebooks},
+        "Reference": {"Python API": [f"reference/{name}.md" for name in reference_pages()]},
+        "Internals": {
+            "Decisions": ["decisions/index.md", *(f"decisions/{p.name}" for p in decisions)],
+            "Source": [str(p.relative_to(PAGES)) for p in sources],
+        },
+    }
+    lines = ["  - Home: index.md"]
+    for group, sections in NAVIGATION.items():
+        lines.append(f"  - {group}:")
+        listed = {section: [f"{page}.md" for page in pages] for section, pages in sections.items()}
+        for section, pages in {**listed, **more.get(group, {})}.items():
+            lines += [f"    - {section}:"] if section else []
+            lines += [f"{'      ' if section else '    '}- {page}" for page in pages]
     return "\n".join(lines) + "\n"
 
 

@@ -14,26 +14,25 @@ from absl import flags
 from models.data import digits
 
 DATA = flags.DEFINE_string("data", "shipped", digits.HELP)
-GENERATOR_RATE = flags.DEFINE_float("generator_rate", 2e-4, "Step size of the generator's Adam.")
+GENERATOR_RATE = flags.DEFINE_float("generator_rate", 2e-4, "Learning rate of the generator.")
 DISCRIMINATOR_RATE = flags.DEFINE_float(
-    "discriminator_rate", 2e-4, "Step size of the discriminator's."
+    "discriminator_rate", 2e-4, "Learning rate of the discriminator."
 )
 DISCRIMINATOR_EVERY = flags.DEFINE_integer(
-    "discriminator_every_steps", 2, "The generator learns in every step, the discriminator in every n-th.",
+    "discriminator_every_steps", 2, "Steps between updates of the discriminator. The generator: each step.",
     lower_bound=1)  # fmt: skip
 SHOW_EVERY = flags.DEFINE_integer(
-    "show_every_steps", 200, "Steps between pictures. 0 turns it off."
+    "show_every_steps", 200, "Steps between generated pictures. 0: off."
 )
 
-NOISE, SHOWN = 64, 36
+NOISE_SIZE, NUM_SAMPLES = 64, 36
 layers = keras.layers
 
 
-def logistic_loss(logits, real):
-    """Returns losses `[b]` of logits `[b, 1]` for real images, or for generated ones if `real` is False."""
-    return tf.nn.sigmoid_cross_entropy_with_logits(tf.fill(tf.shape(logits), float(real)), logits)[
-        :, 0
-    ]
+def logistic_loss(logits, is_real):
+    """Returns losses `[b]` of logits `[b, 1]` for real images, or for generated images."""
+    labels = tf.fill(tf.shape(logits), float(is_real))
+    return tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)[:, 0]
 
 
 class Gan(ctl.Trainer):
@@ -45,11 +44,13 @@ class Gan(ctl.Trainer):
     ):  # fmt: skip
         super().__init__(config, **options)
         self.arrays, self.show_every_steps = digits.load(data), show_every_steps
-        self.rates, self.every = (generator_rate, discriminator_rate), discriminator_every_steps
+        self.generator_rate, self.discriminator_rate = generator_rate, discriminator_rate
+        self.discriminator_every_steps = discriminator_every_steps
 
     def build(self):
+        """Creates generator, discriminator and their optimizers."""
         self.model = keras.Sequential([
-            keras.Input((NOISE,)),
+            keras.Input((NOISE_SIZE,)),
             layers.Dense(7 * 7 * 32, use_bias=False),
             layers.BatchNormalization(synchronized=True),
             layers.LeakyReLU(),
@@ -70,11 +71,12 @@ class Gan(ctl.Trainer):
             layers.Flatten(),
             layers.Dense(1),
         ])  # fmt: skip
-        self.optimizer = keras.optimizers.Adam(self.rates[0], beta_1=0.5)
-        self.discriminator_optimizer = keras.optimizers.Adam(self.rates[1], beta_1=0.5)
+        self.optimizer = keras.optimizers.Adam(self.generator_rate, beta_1=0.5)
+        self.discriminator_optimizer = keras.optimizers.Adam(self.discriminator_rate, beta_1=0.5)
         self.discriminator_optimizer.build(self.discriminator.trainable_variables)
 
     def train_data(self, batch_size):
+        """Returns batches of images and their numbers."""
         arrays = {"image": self.arrays["train"]["image"]}
         numbers = tf.range(len(arrays["image"]), dtype=tf.int64)
         return ctl.from_arrays({**arrays, "number": numbers}, batch_size)
@@ -86,10 +88,11 @@ class Gan(ctl.Trainer):
         """
         seeds = tf.stack([numbers, tf.fill(tf.shape(numbers), self.step_variable)], axis=1)
         return tf.map_fn(
-            lambda s: tf.random.stateless_normal([NOISE], s), seeds, fn_output_signature=tf.float32
+            lambda s: tf.random.stateless_normal([NOISE_SIZE], s), seeds, fn_output_signature=tf.float32
         )
 
     def train_step(self, batch):
+        """Updates the generator, and the discriminator every n-th step."""
         real = tf.cast(batch["image"], tf.float32)[..., None] / 127.5 - 1
         noise = self.noise(batch["number"])
         with tf.GradientTape() as tape:
@@ -98,27 +101,28 @@ class Gan(ctl.Trainer):
             loss = self.average(generator_loss)
         self.minimize(loss, tape)
         with tf.GradientTape() as tape:
-            on_real = self.discriminator(real, training=True)
-            on_fake = self.discriminator(tf.stop_gradient(fake), training=True)
-            discriminator_loss = logistic_loss(on_real, True) + logistic_loss(on_fake, False)
+            real_logits = self.discriminator(real, training=True)
+            fake_logits = self.discriminator(tf.stop_gradient(fake), training=True)
+            discriminator_loss = logistic_loss(real_logits, True) + logistic_loss(fake_logits, False)
             loss = self.average(discriminator_loss)
         self.minimize(
             loss, tape, self.discriminator.trainable_variables, self.discriminator_optimizer,
-            when=self.step_variable % self.every == 0,
+            when=self.step_variable % self.discriminator_every_steps == 0,
         )  # fmt: skip
-        right = tf.concat([on_real > 0, on_fake < 0], axis=1)
+        is_correct = tf.concat([real_logits > 0, fake_logits < 0], axis=1)
         return {
             "generator_loss": generator_loss, "discriminator_loss": discriminator_loss,
-            "discriminator_accuracy": tf.reduce_mean(tf.cast(right, tf.float32), axis=1),
+            "discriminator_accuracy": tf.reduce_mean(tf.cast(is_correct, tf.float32), axis=1),
         }  # fmt: skip
 
     def after_loop(self, step, means):
+        """Writes generated images to TensorBoard."""
         if self.show_every_steps and step % self.show_every_steps == 0:
-            self.show("made up", self.samples())
+            self.show("made up", self.generate_samples())
 
-    def samples(self):
+    def generate_samples(self):
         """Returns images `[36, 28, 28, 1]` in 0..1, generated from the same noise in each call."""
-        noise = tf.random.stateless_normal([SHOWN, NOISE], [self.seed, 0])
+        noise = tf.random.stateless_normal([NUM_SAMPLES, NOISE_SIZE], [self.seed, 0])
         return (self.model(noise, training=False).numpy() + 1) / 2
 
 

@@ -13,10 +13,10 @@ from absl import flags
 from models.data import digits
 
 DATA = flags.DEFINE_string("data", "shipped", digits.HELP)
-LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-3, "Step size of Adam, for one replica.")
+LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-3, "Learning rate of Adam, for one replica.")
 LR_SCALING = flags.DEFINE_enum("lr_scaling", "none", ["none", "linear", "sqrt"],
-                               "How the learning rate grows with the replicas.")  # fmt: skip
-DROPOUT = flags.DEFINE_float("dropout", 0.0, "Share of the dense units to drop. 0 turns it off.")
+                               "Scaling of the learning rate with the number of replicas.")  # fmt: skip
+DROPOUT = flags.DEFINE_float("dropout", 0.0, "Dropout rate of the dense layer. 0: off.")
 
 
 class Mnist(ctl.Trainer):
@@ -32,6 +32,7 @@ class Mnist(ctl.Trainer):
         self.learning_rate = ctl.scale_learning_rate(learning_rate, replicas, lr_scaling)
 
     def build(self):
+        """Creates the network and the optimizer."""
         self.model = keras.Sequential([
             keras.Input((28, 28)),
             keras.layers.Rescaling(1 / 255),
@@ -45,12 +46,15 @@ class Mnist(ctl.Trainer):
         self.optimizer = keras.optimizers.Adam(self.learning_rate)
 
     def train_data(self, batch_size):
+        """Returns batches of training examples."""
         return ctl.from_arrays(self.arrays["train"], batch_size)
 
     def eval_data(self, batch_size):
+        """Returns batches of test examples."""
         return ctl.from_arrays(self.arrays["test"], batch_size)
 
     def score(self, batch, training):
+        """Returns loss and accuracy of each example, `[b]`."""
         logits = self.model(batch["image"], training=training)
         return {
             "loss": tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], logits),
@@ -58,6 +62,7 @@ class Mnist(ctl.Trainer):
         }
 
     def train_step(self, batch):
+        """Trains on one replica's part of the batch."""
         with tf.GradientTape() as tape:
             scores = self.score(batch, training=True)
             loss = self.average(scores["loss"])
@@ -65,6 +70,7 @@ class Mnist(ctl.Trainer):
         return scores
 
     def eval_step(self, batch):
+        """Evaluates one replica's part of the batch."""
         return self.score(batch, training=False)
 
 

@@ -13,10 +13,10 @@ from absl import flags
 
 from models.data import tastes
 
-ROWS = flags.DEFINE_integer("rows", 100_000, "Rows of each table, to which names are hashed.")
-WIDTH = flags.DEFINE_integer("width", 16, "Numbers per row.", lower_bound=1)
-LEARNING_RATE = flags.DEFINE_float("learning_rate", 0.1, "Step size of Adagrad.")
-TOP = flags.DEFINE_integer("top", 10, "Length of the list that is judged.", lower_bound=1)
+ROWS = flags.DEFINE_integer("rows", 100_000, "Rows of each embedding table; names are hashed to rows.")
+WIDTH = flags.DEFINE_integer("width", 16, "Embedding size.", lower_bound=1)
+LEARNING_RATE = flags.DEFINE_float("learning_rate", 0.1, "Learning rate of Adagrad.")
+TOP = flags.DEFINE_integer("top", 10, "k of the hit rate and of NDCG.", lower_bound=1)
 
 layers = keras.layers
 
@@ -33,8 +33,9 @@ class Tower(layers.Layer):
         self.norm = layers.UnitNormalization()
 
     def call(self, names):
-        found = self.table(tf.strings.to_hash_bucket_fast(names, self.rows))
-        return self.norm(found + self.vector(self.hidden(found)))
+        """Returns the vectors."""
+        embeddings = self.table(tf.strings.to_hash_bucket_fast(names, self.rows))
+        return self.norm(embeddings + self.vector(self.hidden(embeddings)))
 
 
 class TwoTowers(keras.Model):
@@ -46,45 +47,51 @@ class TwoTowers(keras.Model):
         self.users, self.items = Tower(rows, width, name="users"), Tower(rows, width, name="items")
 
     def call(self, names):
+        """Returns the scores."""
         users, items = names
         return 8.0 * tf.einsum("bw,biw->bi", self.users(users), self.items(items))
 
     def get_config(self):
+        """Returns the arguments of the constructor."""
         return {**super().get_config(), "rows": self.rows, "width": self.width}
 
 
 class Recommender(ctl.Trainer):
     """A model that ranks the item a user chose above other items.
 
-    A batch has strings: "user" `[b]`, "item" `[b]` and "others" `[b, k]`.
+    A batch has strings: "user" `[b]`, "item" `[b]` and "negatives" `[b, k]`.
     """
 
     def __init__(
         self, config=None, *, rows=100_000, width=16, learning_rate=0.1, top=10, **options
     ):  # fmt: skip
         super().__init__(config, **options)
-        self.rows, self.width, self.rate, self.top = rows, width, learning_rate, top
+        self.rows, self.width, self.learning_rate, self.top = rows, width, learning_rate, top
         self.arrays = tastes.load()
 
     def build(self):
+        """Creates the towers and the optimizer."""
         self.model = TwoTowers(self.rows, self.width)
-        self.model((tf.constant(["somebody"]), tf.constant([["something"]])))
-        self.optimizer = keras.optimizers.Adagrad(self.rate, initial_accumulator_value=1e-3)
+        self.model((tf.constant(["user"]), tf.constant([["item"]])))
+        self.optimizer = keras.optimizers.Adagrad(self.learning_rate, initial_accumulator_value=1e-3)
 
     def train_data(self, batch_size):
+        """Returns batches of training examples."""
         return ctl.from_arrays(self.arrays["train"], batch_size)
 
     def eval_data(self, batch_size):
+        """Returns batches of test examples."""
         return ctl.from_arrays(self.arrays["test"], batch_size)
 
-    def scores(self, batch):
-        """Returns scores `[b, 1 + k]`, of the chosen item first."""
-        items = tf.concat([batch["item"][:, None], batch["others"]], axis=1)
+    def score_items(self, batch):
+        """Returns scores `[b, 1 + k]`; the chosen item is the first."""
+        items = tf.concat([batch["item"][:, None], batch["negatives"]], axis=1)
         return self.model((batch["user"], items))
 
     def train_step(self, batch):
+        """Trains on one replica's part of the batch."""
         with tf.GradientTape() as tape:
-            scores = self.scores(batch)
+            scores = self.score_items(batch)
             labels = tf.zeros(tf.shape(scores)[:1], tf.int32)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
             loss = self.average(losses)
@@ -92,13 +99,15 @@ class Recommender(ctl.Trainer):
         return {"loss": losses}
 
     def eval_step(self, batch):
-        scores = self.scores(batch)
-        better = tf.reduce_sum(tf.cast(scores[:, 1:] >= scores[:, :1], tf.float32), axis=1)
-        is_hit = tf.cast(better < self.top, tf.float32)
-        gain = tf.math.log(2.0) / tf.math.log(better + 2.0)
+        """Ranks the chosen item among the other items."""
+        scores = self.score_items(batch)
+        rank = tf.reduce_sum(tf.cast(scores[:, 1:] >= scores[:, :1], tf.float32), axis=1)
+        is_hit = tf.cast(rank < self.top, tf.float32)
+        gain = tf.math.log(2.0) / tf.math.log(rank + 2.0)
         return {f"hit_rate_{self.top}": is_hit, f"ndcg_{self.top}": is_hit * gain}
 
     def signatures(self):
+        """Returns the function that the SavedModel serves."""
         @tf.function(
             input_signature=[
                 tf.TensorSpec([None], tf.string, name="user"),

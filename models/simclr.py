@@ -15,10 +15,10 @@ from absl import flags
 from models.data import images
 
 DATA = flags.DEFINE_string("data", "shipped", images.HELP)
-IMAGE_SIZE = flags.DEFINE_integer("image_size", 32, "Pixels per side, for folders of pictures.")
-FEATURES = flags.DEFINE_integer("features", 64, "Numbers per image.", lower_bound=1)
-LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Step size of Adam.")
-TEMPERATURE = flags.DEFINE_float("temperature", 0.2, "Divides similarities, -1 to 1, in the loss.")
+IMAGE_SIZE = flags.DEFINE_integer("image_size", 32, "Height and width of images from folders (pixels).")
+FEATURES = flags.DEFINE_integer("features", 64, "Size of the feature vector of an image.", lower_bound=1)
+LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Learning rate of Adam.")
+TEMPERATURE = flags.DEFINE_float("temperature", 0.2, "Temperature by which similarities are divided.")
 
 layers = keras.layers
 
@@ -34,9 +34,10 @@ class SimClr(ctl.Trainer):
         if temperature <= 0:
             raise ctl.UsageError(f"--temperature is {temperature}; expected a number above 0.")
         self.arrays, self.classes = images.load(data, image_size)
-        self.features, self.rate, self.temperature = features, learning_rate, temperature
+        self.features, self.learning_rate, self.temperature = features, learning_rate, temperature
 
     def build(self):
+        """Creates encoder, projection, classifier and their optimizers."""
         shape = self.arrays["train"]["image"].shape[1:]
         self.views = keras.Sequential([
             keras.Input(shape),
@@ -64,56 +65,60 @@ class SimClr(ctl.Trainer):
             keras.Input((self.features,)),
             layers.Dense(len(self.classes)),
         ])  # fmt: skip
-        self.optimizer = keras.optimizers.Adam(self.rate)
-        self.optimizer.build(self.learned)
+        self.optimizer = keras.optimizers.Adam(self.learning_rate)
+        self.optimizer.build(self.encoder_variables)
         self.classifier_optimizer = keras.optimizers.Adam(1e-2)
         self.classifier_optimizer.build(self.classifier.trainable_variables)
 
     @property
-    def learned(self):
+    def encoder_variables(self):
         """Variables that the contrastive loss trains, without those of the classifier."""
         return self.model.trainable_variables + self.projection.trainable_variables
 
     def train_data(self, batch_size):
+        """Returns batches of training examples."""
         return ctl.from_arrays(self.arrays["train"], batch_size)
 
     def eval_data(self, batch_size):
+        """Returns batches of test examples."""
         return ctl.from_arrays(self.arrays["test"], batch_size)
 
-    def contrast(self, one, other):
-        """Returns losses and hits, `[b]`, of a search for the partner of each row of `one` in `other`.
+    def contrastive_loss(self, anchors, partners):
+        """Returns losses `[b]` and whether the most similar row is the partner, bool `[b]`.
 
         Args:
-          one, other: Projections of two views of the same images, `[b, 32]`. Rows of all replicas are
-            candidates.
+          anchors: Projections of one view of the images, `[b, 32]`.
+          partners: Projections of another view, `[b, 32]`. The rows of all replicas are candidates.
         """
-        every, first = self.gather(other)
-        same, _ = self.gather(one)
-        own = first + tf.range(tf.shape(one)[0])
-        far = tf.one_hot(own, tf.shape(same)[0], on_value=-1e9)  # a row is not its own partner
-        found = tf.matmul(one, every, transpose_b=True) / self.temperature
-        among = tf.matmul(one, same, transpose_b=True) / self.temperature + far
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(own, tf.concat([found, among], axis=1))
-        return losses, tf.equal(tf.argmax(found, axis=1, output_type=tf.int32), own)
+        all_partners, first_row = self.gather(partners)
+        all_anchors, _ = self.gather(anchors)
+        labels = first_row + tf.range(tf.shape(anchors)[0])
+        is_itself = tf.one_hot(labels, tf.shape(all_anchors)[0], on_value=-1e9)  # excluded
+        to_partners = tf.matmul(anchors, all_partners, transpose_b=True) / self.temperature
+        to_anchors = tf.matmul(anchors, all_anchors, transpose_b=True) / self.temperature + is_itself
+        logits = tf.concat([to_partners, to_anchors], axis=1)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return losses, tf.equal(tf.argmax(to_partners, axis=1, output_type=tf.int32), labels)
 
     def train_step(self, batch):
+        """Trains the encoder, then the classifier on its features."""
         image = tf.cast(batch["image"], tf.float32)
         with tf.GradientTape() as tape:
-            one, other = (self.model(self.views(image, training=True), training=True) for _ in range(2))
-            pair = self.projection(one, training=True), self.projection(other, training=True)
-            (there, hits), (back, _) = self.contrast(*pair), self.contrast(*pair[::-1])
-            losses = (there + back) / 2
+            features = [self.model(self.views(image, training=True), training=True) for _ in range(2)]
+            first, second = (self.projection(view, training=True) for view in features)
+            first_losses, is_pair = self.contrastive_loss(first, second)
+            second_losses, _ = self.contrastive_loss(second, first)
+            losses = (first_losses + second_losses) / 2
             loss = self.average(losses)
-        self.minimize(loss, tape, self.learned)
+        self.minimize(loss, tape, self.encoder_variables)
         with tf.GradientTape() as tape:
-            scores = self.judged(tf.stop_gradient(one), batch["label"])
+            scores = self.classify(tf.stop_gradient(features[0]), batch["label"])
             loss = self.average(scores["classifier_loss"])
-        self.minimize(
-            loss, tape, self.classifier.trainable_variables, self.classifier_optimizer
-        )  # fmt: skip
-        return {"loss": losses, "pair_accuracy": hits, **scores}
+        self.minimize(loss, tape, self.classifier.trainable_variables, self.classifier_optimizer)
+        return {"loss": losses, "pair_accuracy": is_pair, **scores}
 
-    def judged(self, features, label):
+    def classify(self, features, label):
+        """Returns loss and accuracy of the linear classifier, each `[b]`."""
         logits = self.classifier(features)
         return {
             "classifier_loss": tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits),
@@ -121,8 +126,9 @@ class SimClr(ctl.Trainer):
         }
 
     def eval_step(self, batch):
+        """Evaluates the classifier."""
         features = self.model(tf.cast(batch["image"], tf.float32), training=False)
-        return self.judged(features, batch["label"])
+        return self.classify(features, batch["label"])
 
 
 if __name__ == "__main__":

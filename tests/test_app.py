@@ -82,7 +82,7 @@ def test_help_is_grouped_names_every_flag_and_ends_with_0():
     assert done.code == 0 and done.err == ""
     for name in (*config.NAMES, "learning_rate", "data"):
         assert f"\n  --{name}=" in done.out
-    titles = ["The model:", "What to do:", "Where it runs:", "The loop:", "What stays:"]
+    titles = ["Model:", "Task:", "Devices and processes:", "Loop:", "Output:", "Errors:"]
     places = [done.out.index(f"\n{title}\n") for title in titles]
     assert places == sorted(places)
 

@@ -72,7 +72,7 @@ def test_the_flag_comes_first_then_keyword_class_and_table(monkeypatch, tmp_path
     kind, arguments, keywords, expected = Own, base, {}, DEFAULTS.get(name)
     if level != "table":
         expected = {"flag": of_flag, "keyword": of_keyword}.get(level, of_class)
-        if level == "constructor" and name not in config.OF_CONSTRUCTOR:
+        if level == "constructor" and name not in config.CONSTRUCTOR_SETTINGS:
             pytest.skip("no argument of the constructor")
         kind = Signed if level == "constructor" else Own
         if level != "constructor":
@@ -138,8 +138,8 @@ OTHERS = {"text": ("a", "b", "c"), "real": (1.5, 2.5, 3.5), "number": (11, 12, 1
 
 
 def three(name):
-    kind, words = (config.FIELDS[name].metadata[k] for k in ("kind", "words"))
-    if kind in ("word", "compile"):
+    kind, words = (config.FIELDS[name].metadata[k] for k in ("type", "choices"))
+    if kind in ("choice", "compile"):
         return (*words, *words[1:])[1:4]
     return (True, True, True) if kind == "bool" else OTHERS[kind]
 
@@ -155,7 +155,8 @@ def test_one_rule_of_precedence_holds_for_every_setting(name):
         values = flags.FlagValues()
         define_flags(values)
         values(["program", *arguments])
-        return getattr(config.settled(kind, config.of_command_line(values, keywords or {}, kind)[0]), name)
+        settings, _ = config.read_command_line(values, keywords or {}, kind)
+        return getattr(config.resolve_config(kind, settings), name)
 
     text = ",".join(of_flag) if isinstance(of_flag, tuple) else str(of_flag).lower() \
         if isinstance(of_flag, bool) else of_flag  # fmt: skip
@@ -163,19 +164,19 @@ def test_one_rule_of_precedence_holds_for_every_setting(name):
     assert found(classy, (), {name: of_keyword}) == of_keyword
     assert found(classy) == of_class and found(plain) == default
     given = config.Config(**{name: of_keyword})
-    assert getattr(config.settled(classy, given), name) == of_keyword
-    assert getattr(config.settled(classy, given, {name: of_flag}), name) == of_flag
-    assert getattr(config.settled(classy, config.Config()), name) == of_class
+    assert getattr(config.resolve_config(classy, given), name) == of_keyword
+    assert getattr(config.resolve_config(classy, given, {name: of_flag}), name) == of_flag
+    assert getattr(config.resolve_config(classy, config.Config()), name) == of_class
     if isinstance(default, bool):  # what is given as the default is given
         assert found(classy, [f"--no{name}"]) is False
-        assert getattr(config.settled(classy, config.Config(**{name: False})), name) is False
+        assert getattr(config.resolve_config(classy, config.Config(**{name: False})), name) is False
 
 
 def test_keywords_and_a_config_make_the_same_trainer(tmp_path):
     one = Small(model_dir=tmp_path, strategy="default", dropout=0.1, save_every_steps=3, keep="2")
     given = ctl.Config(model_dir=str(tmp_path), strategy="default", save_every_steps=3, keep="2")
     two = Small(config=given, dropout=0.1)
-    assert {**vars(one.config)} == {**vars(two.config)} | {"_given": one.config.given}
+    assert {**vars(one.config)} == {**vars(two.config)} | {"_explicit_names": one.config.explicit_names}
     for made in (one, two):
         assert made.intervals.save.steps == 3 and made._checkpoints.keep.newest == 2
         assert made.model_dir == str(tmp_path) and made.dropout == 0.1
@@ -185,10 +186,10 @@ def test_keywords_and_a_config_make_the_same_trainer(tmp_path):
     ({"modeldir": "a"}, ["Small", "modeldir", "Write model_dir="]), ({"zzz": 1}, ["zzz", "no setting"]),
     ({"seed": -1}, ["seed is -1", "whole number >= 0"]), ({"seed": 2**32}, ["seed", "<= 4294967295"]),
     ({"global_batch_size": 2.5}, ["global_batch_size is 2.5"]), ({"jit_compile": 1}, ["or True or False"]),
-    ({"strategy": "mirorred"}, ["is 'mirorred'", "mirrored"]), ({"keep": 3}, ["keep is 3", "a text"]),
+    ({"strategy": "mirorred"}, ["is 'mirorred'", "mirrored"]), ({"keep": 3}, ["keep is 3", "a string"]),
     ({"step_timeout_secs": float("nan")}, ["step_timeout_secs is nan", ">= 0"]),
     ({"steps_per_loop": "many"}, ["steps_per_loop is 'many'"]), ({"config": {}}, ["expected a ctl.Config"]),
-    ({"devices": [0]}, ["devices", "list of words"]),
+    ({"devices": [0]}, ["devices", "list of names"]),
 ])  # fmt: skip
 def test_a_setting_that_cannot_be_is_refused_with_what_to_write(keywords, words):
     with pytest.raises(ctl.UsageError) as raised:
@@ -205,7 +206,7 @@ def test_a_config_is_frozen_and_can_be_copied():
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.seed = 4
     for same in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert same == made and same.given == {"seed"}
+        assert same == made and same.explicit_names == {"seed"}
     assert dataclasses.replace(made, seed=5).seed == 5
     with pytest.raises(ctl.UsageError, match="Write seed="):
         ctl.Config(sed=1)
@@ -215,7 +216,7 @@ def test_help_and_editors_see_every_setting_of_the_constructor():
     import inspect
 
     found = inspect.signature(ctl.Trainer).parameters
-    assert set(config.NAMES) - set(config.OF_RUN) <= set(found)
+    assert set(config.NAMES) - set(config.RUN_SETTINGS) <= set(found)
     assert found["global_batch_size"].default == 128 and "settings" not in found
 
 
@@ -244,5 +245,5 @@ def test_an_attribute_of_a_class_with_the_name_of_a_setting_is_refused_unless_it
     class Own(Small):
         keep = 0.9
 
-    with pytest.raises(ctl.UsageError, match=r"Own.keep is 0.9; expected a text. keep is a setting of ctl"):
+    with pytest.raises(ctl.UsageError, match=r"Own.keep is 0.9; expected a string. keep is a setting"):
         Own(strategy="default")

@@ -4,26 +4,31 @@ import ast
 import re
 import subprocess
 import sys
+import types
 
 import ctl
+import ctl.hvd as hvd
 import pytest
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 import build_site
+import generate_messages
+import site_reference
 
 
 @pytest.fixture
 def pages(tmp_path, monkeypatch):
     monkeypatch.setattr(build_site, "PAGES", tmp_path)
     build_site.write_pages()
-    build_site.write_reference(build_site.public_names())
+    build_site.write_reference()
     return tmp_path
 
 
 def test_every_page_is_in_the_navigation(pages):
-    found = set(re.findall(r"[\w/.-]+\.md", build_site.navigation(build_site.public_names())))
-    assert found == {str(path.relative_to(pages)) for path in pages.rglob("*.md")}
+    listed = re.findall(r"[\w/.-]+\.md", build_site.navigation())
+    assert len(set(listed)) == len(listed)
+    assert {*listed, build_site.NOT_LISTED} == {str(p.relative_to(pages)) for p in pages.rglob("*.md")}
 
 
 def test_links_of_pages_lead_to_pages(pages):
@@ -36,18 +41,30 @@ def test_links_of_pages_lead_to_pages(pages):
 
 
 def test_every_public_name_is_in_the_reference_and_has_a_docstring(pages):
-    names = build_site.public_names()
-    assert set(names) == set(ctl.__all__) - {"__version__"}
+    paths = build_site.public_names()
+    top_level = {name.removeprefix("ctl.") for name in paths if name.count(".") == 1}
+    assert top_level == {*ctl.__all__} - {"__version__"}
     text = "".join(path.read_text() for path in (pages / "reference").glob("*.md"))
-    assert set(re.findall(r"^::: (\S+)$", text, re.MULTILINE)) == {f"{m}.{n}" for n, m in names.items()}
-    assert build_site.undocumented(names) == []
+    entries = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    assert set(entries) == set(paths.values()) and len(set(entries)) == len(entries)
+    headings = re.findall(r"^      heading: (\S+)$", text, re.MULTILINE)
+    assert {"ctl.Trainer", "ctl.Topology", "ctl.hvd.allreduce", "ctl.hvd.elastic.State"} <= set(headings)
+    assert set(headings) <= set(paths) and len(headings) == len(entries)
+    assert build_site.undocumented(paths) == []
+
+
+def test_every_callable_of_hvd_is_in_the_reference():
+    functions = {n for n in hvd.__all__ if isinstance(getattr(hvd, n), (types.FunctionType, type))}
+    assert {f"ctl.hvd.{name}" for name in functions} <= set(build_site.public_names()) | {
+        "ctl.hvd.SyncBatchNormalization", "ctl.hvd.run"
+    }  # fmt: skip
 
 
 def test_a_name_without_a_docstring_is_named(monkeypatch):
     tree = ast.parse("class Every:\n  'a'\n  def due(self): pass\n  def _own(self): pass\ndef run(): pass")
-    found = {node.name: node for node in tree.body}
-    monkeypatch.setattr(build_site, "definition", lambda module, name: found[name])
-    assert build_site.undocumented(dict.fromkeys(found, "ctl")) == ["run", "Every.due"]
+    definitions = {node.name: node for node in tree.body}
+    monkeypatch.setattr(site_reference, "definition", definitions.get)
+    assert build_site.undocumented({name: name for name in definitions}) == ["run", "Every.due"]
 
 
 def test_the_site_is_built_without_a_warning():
@@ -65,3 +82,15 @@ def test_brackets_beside_a_link_are_no_reference(pages):
             continue  # a file as it is
         text = re.sub("`[^`]*`", "", build_site.FENCED.sub("", page.read_text()))
         assert not re.findall(r"\][ \n]?\[[^\]]+\]", text), page.relative_to(pages)
+
+
+def test_links_have_titles_as_their_text():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        texts = re.findall(r"\[([^\]]+)\]\([^)]+\)", build_site.FENCED.sub("", page.read_text()))
+        assert not [text for text in texts if re.search(r"\.(md|py|ipynb)\b", text)], page
+
+
+def test_the_page_of_messages_is_current():
+    text = generate_messages.PAGE.read_text()
+    assert text == generate_messages.page(), "write it again with: python docs/generate_messages.py"
+    assert "- UsageError: `strategy is {name}; expected one of" in text and "- help: `Task." in text

@@ -10,7 +10,7 @@ from small_models import every_step
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 cartpole = imported("cartpole")
-CartPole, moved, stands = cartpole.CartPole, cartpole.moved, cartpole.stands
+CartPole, next_state, is_upright = cartpole.CartPole, cartpole.next_state, cartpole.is_upright
 Gan = imported("gan").Gan
 Mnist = imported("mnist").Mnist
 
@@ -44,7 +44,7 @@ def test_the_gan_shows_its_pictures_in_tensorboard(tmp_path):
     width, height, png = pictures[-1][1]
     image = tf.io.decode_png(png).numpy()
     assert image.shape == (int(height), int(width), 1) == (6 * 28, 6 * 28, 1)
-    expected = np.uint8(trainer.samples()[1, :, :, 0] * 255 + 0.5)
+    expected = np.uint8(trainer.generate_samples()[1, :, :, 0] * 255 + 0.5)
     np.testing.assert_array_equal(image[:28, 28:56, 0], expected)
 
 
@@ -69,9 +69,9 @@ def test_what_is_no_picture_is_refused(images, words):
 def test_a_pole_without_a_push_falls_and_one_that_is_upright_stands():
     state = tf.constant([[0.0, 0.0, 0.05, 0.0]])
     for _ in range(60):
-        state = moved(state, tf.constant([False]))
-    assert not bool(stands(state)[0])
-    assert bool(stands(tf.constant([[1.0, 0.0, 0.1, 0.0]]))[0])
+        state = next_state(state, tf.constant([False]))
+    assert not bool(is_upright(state)[0])
+    assert bool(is_upright(tf.constant([[1.0, 0.0, 0.1, 0.0]]))[0])
 
 
 def test_cartpole_plays_the_same_games_on_two_replicas(two_replicas):

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from small_models import every_step, losses
 
-from models.flowers import photos
+from models.flowers import files, photos
 from models.flowers.model import Flowers
 from models.flowers.reading import Reading
 
@@ -151,7 +151,7 @@ def test_files_that_cannot_be_used_are_left_out_with_one_warning(folder, caplog,
         assert f"brick/{name}.jpg ({reason})" in warning
     for name in ("china/a.png", "grass/notes.txt"):
         assert f"{name} (not named .jpg)" in warning
-    assert sum(len(rows) for rows in trainer._opened.rows.values()) == 40
+    assert sum(len(rows) for rows in trainer._pictures.rows.values()) == 40
 
 
 def test_strict_data_refuses_them_before_training(folder):
@@ -166,13 +166,13 @@ def test_a_bucket_is_a_path(folder):
     with pytest.raises(ctl.UsageError, match="gs://b/photos is a URL.*/gcs/b/photos"):
         photos.find("gs://b/photos")
     with pytest.raises(ctl.UsageError, match="--images=s3://b/a.jpg is a URL.*copy the photos"):
-        photos.matching("s3://b/a.jpg")
+        files.find_images("s3://b/a.jpg")
 
 
 def test_a_class_without_any_usable_photo_is_refused(folder):
     for path in (folder / "china").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(ctl.UsageError, match="Nothing is left of china"):
+    with pytest.raises(ctl.UsageError, match="No photo of china remains"):
         made(folder).train(1)
 
 
@@ -186,7 +186,7 @@ def test_grey_and_cmyk_photos_become_rgb(folder):
     assert [tuple(b["image"].shape) for b in batches(trainer, 1)] == [(8, SIZE, SIZE, 3)]
     paths = photos.find(str(folder)).paths
     numbers = [paths.index(folder / "brick" / "0000.jpg"), paths.index(colours)]
-    grey, cmyk = trainer._opened.get(tf.constant(numbers)).numpy()
+    grey, cmyk = trainer._pictures.get(tf.constant(numbers)).numpy()
     assert (grey[..., 0] == grey[..., 2]).all() and grey.std() > 5
     assert np.abs(before[..., 0] - before[..., 2]).mean() > 10
     assert np.abs(cmyk - before).mean() < 8
@@ -221,13 +221,13 @@ def test_a_run_remembers_its_classes_and_refuses_others(shipped, folder, tmp_pat
     rows = list(again.predict())
     assert len(rows) == 8 and set(rows[0]["probabilities"]) == set(sample.CLASSES)
     (folder / "grass").rename(folder / "lawn")
-    with pytest.raises(ctl.UsageError, match="was made of brick, china, flower, grass, gravel"):
+    with pytest.raises(ctl.UsageError, match="has brick, china, flower, grass, gravel"):
         made(folder, model_dir=model_dir)
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"image_size": 16}, "--image_size is 16; the run in .* was made with 24"),
-    ({"reading": Reading(split_seed=5)}, "--split_seed is 5; the run in .* was made with 123"),
+    ({"image_size": 16}, "--image_size is 16; the run in .* has 24"),
+    ({"reading": Reading(split_seed=5)}, "--split_seed is 5; the run in .* has 123"),
 ])  # fmt: skip
 def test_a_run_refuses_another_size_and_another_split(shipped, tmp_path, options, words):
     made(shipped, model_dir=str(tmp_path)).train(1)
@@ -241,10 +241,10 @@ def test_without_photos_there_is_nothing_to_train_on():
 
 
 def test_images_to_predict_are_paths_patterns_or_a_directory(shipped, tmp_path):
-    assert len(photos.matching(str(shipped))) == 40
+    assert len(files.find_images(str(shipped))) == 40
     one, pattern = shipped / "brick" / "0003.jpg", shipped / "grass" / "000[12].jpg"
-    assert [p.name for p in photos.matching(f"{one}, {pattern}")] == [
+    assert [p.name for p in files.find_images(f"{one}, {pattern}")] == [
         "0003.jpg", "0001.jpg", "0002.jpg"]  # fmt: skip
-    for wrong, words in (("", "needs --images"), (str(tmp_path / "x*.jpg"), "nothing is there")):
+    for wrong, words in (("", "needs --images"), (str(tmp_path / "x*.jpg"), "no file matches")):
         with pytest.raises(ctl.UsageError, match=words):
-            photos.matching(wrong)
+            files.find_images(wrong)

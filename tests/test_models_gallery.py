@@ -1,5 +1,6 @@
 """The models of docs/gallery.md: equal numbers on replicas, data, pictures and served models."""
 
+import ast
 import functools
 import gzip
 
@@ -8,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import some_of
+from conftest import ROOT, some_of
 from ctl import testing
 from example_models import imported
 from gallery_models import CASES, SMALL, Language, PreciseResNet, Recommender, ResNet, SimClr, losses
@@ -133,7 +134,7 @@ def test_layers_compute_in_bfloat16_and_weights_stay_float32():
     trainer = Language(strategy="default", global_batch_size=8, writers=[], dtype="bfloat16", **SMALL)
     trainer.train(2)
     block = next(layer for layer in trainer.model.layers if type(layer).__name__ == "Block")
-    assert block.compute_dtype == "bfloat16" and block.wide.kernel.dtype == "float32"
+    assert block.compute_dtype == "bfloat16" and block.expand.kernel.dtype == "float32"
     assert trainer.model.output.dtype == "float32"
 
 
@@ -221,7 +222,7 @@ def test_smoothing_shares_a_probability():
 
 def test_made_up_users_choose_by_taste_and_never_from_the_others():
     actual = tastes.load(users=50, items=80)
-    assert actual["train"]["user"].shape == (550,) and actual["test"]["others"].shape == (50, 99)
+    assert actual["train"]["user"].shape == (550,) and actual["test"]["negatives"].shape == (50, 99)
     second = tastes.load(users=50, items=80)
     assert all((actual[p][k] == second[p][k]).all() for p in actual for k in actual[p])
     for user in (b"user-0", b"user-49"):
@@ -229,7 +230,7 @@ def test_made_up_users_choose_by_taste_and_never_from_the_others():
         chosen |= set(actual["test"]["item"][actual["test"]["user"] == user])
         assert len(chosen) == tastes.CHOSEN
         for part in actual.values():
-            assert not chosen & set(part["others"][part["user"] == user].ravel())
+            assert not chosen & set(part["negatives"][part["user"] == user].ravel())
 
 
 def test_the_recommender_is_judged_by_the_place_of_the_chosen_item():
@@ -237,7 +238,7 @@ def test_the_recommender_is_judged_by_the_place_of_the_chosen_item():
     trainer.arrays = tastes.load(users=100, items=60)
     trainer.train(3)
     batch = trainer.arrays["test"]
-    scores = trainer.scores({k: tf.constant(v) for k, v in batch.items()}).numpy()
+    scores = trainer.score_items({k: tf.constant(v) for k, v in batch.items()}).numpy()
     rank = (scores[:, 1:] >= scores[:, :1]).sum(axis=1)
     gain = np.where(rank < 5, 1 / np.log2(rank + 2), 0.0)
     actual = trainer.evaluate()
@@ -273,9 +274,9 @@ def test_views_find_each_other_among_all_replicas(two_replicas):
     class Compared(SimClr):
         def train_step(self, batch):
             with tf.GradientTape() as tape:
-                losses, hits = self.contrast(batch["one"], batch["other"])
-                loss = self.average(losses) + 0.0 * tf.reduce_sum(self.learned[0])
-            self.minimize(loss, tape, self.learned)
+                losses, hits = self.contrastive_loss(batch["one"], batch["other"])
+                loss = self.average(losses) + 0.0 * tf.reduce_sum(self.encoder_variables[0])
+            self.minimize(loss, tape, self.encoder_variables)
             return {"loss": losses, "hits": hits}
 
         def train_data(self, batch_size):
@@ -286,3 +287,22 @@ def test_views_find_each_other_among_all_replicas(two_replicas):
     for strategy in ("default", two_replicas):
         actual = losses(Compared, strategy, 1, temperature=0.5)
         np.testing.assert_allclose(actual, expected.mean(), rtol=1e-5)
+
+
+NAMES = ["mnist", "language", "resnet", "simclr", "gan", "recommender", "cartpole"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flags_and_keywords_have_the_same_defaults(name):
+    tree = ast.parse((ROOT / f"models/{name}.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    flags = [call.args for call in calls if getattr(call.func, "attr", "").startswith("DEFINE_")]
+    default_by_flag = {ast.literal_eval(f): ast.literal_eval(default) for f, default, *_ in flags}
+    constructors = [node.args for node in ast.walk(tree) if getattr(node, "name", "") == "__init__"]
+    by_keyword = {
+        keyword.arg: ast.literal_eval(default)
+        for constructor in constructors
+        for keyword, default in zip(constructor.kwonlyargs, constructor.kw_defaults, strict=True)
+    }
+    assert len(by_keyword) > 2
+    assert {k: list(v) if isinstance(v, tuple) else v for k, v in by_keyword.items()} == default_by_flag

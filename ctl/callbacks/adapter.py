@@ -21,6 +21,7 @@ class CallbackAdapter(Callback):
 
     @property
     def class_name(self) -> str:
+        """Returns the name of the user's class."""
         return type(self._wrapped).__name__
 
     @property
@@ -33,9 +34,11 @@ class CallbackAdapter(Callback):
         self._wrapped.state = saved
 
     def has_stopped(self) -> bool:
+        """Returns True if the callback has stopped the run."""
         return getattr(self._wrapped, "stopped_at", None) is not None
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
+        """Returns the methods that the user's object has, by event."""
         methods = {event: getattr(self._wrapped, event, None) for event in EVENTS}
         return {event: method for event, method in methods.items() if callable(method)}
 

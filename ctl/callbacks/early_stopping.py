@@ -67,6 +67,7 @@ class EarlyStopping(Callback):
         self.best_step = saved["best_step"]
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
+        """Compares the metric with its best value. Stops after `patience` values without progress."""
         value = self.best.of(values, run)
         if value is None:
             return None

@@ -146,6 +146,7 @@ class NullCallback(Callback):
     """A callback that returns no decision."""
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
+        """Returns None."""
         return None
 
 
@@ -156,5 +157,6 @@ class MemoryCallback(Callback):
         self.seen: list[tuple[str, int, dict[str, float]]] = []
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
+        """Appends the metrics to `seen`."""
         self.seen.append((run, step, dict(values)))
         return None

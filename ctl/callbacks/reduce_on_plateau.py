@@ -61,6 +61,7 @@ class ReduceOnPlateau(Callback):
         self._cooldown_left = saved["cooling"]
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
+        """Compares the metric with its best value. Returns a lower learning rate on a plateau."""
         value = self.best.of(values, run)
         if value is None:
             return None

@@ -47,6 +47,7 @@ class SaveBest(Callback):
         self.best.restore(saved["best"])
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
+        """Requests a save if the metric has a new best value."""
         value = self.best.of(values, run)
         if value is None or not self.best.note(value):
             return None

@@ -214,6 +214,7 @@ class ChiefOnlyCheckpoints(CheckpointManager):
 
     @property
     def best_metric(self) -> str | None:
+        """Name of the metric by which the best checkpoint is kept, or None."""
         return self.keep.best
 
     def steps(self) -> list[int]:

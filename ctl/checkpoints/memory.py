@@ -27,6 +27,7 @@ class MemoryCheckpoints(CheckpointManager):
 
     @property
     def best_metric(self) -> str | None:
+        """Name of the metric by which the best state is kept, or None."""
         return self.keep.best
 
     def steps(self) -> list[int]:

@@ -238,9 +238,11 @@ class NullCheckpoints(CheckpointManager):
     """A manager that does not save."""
 
     def save(self, state: Any, manifest: Manifest) -> str | None:
+        """Returns None."""
         return None
 
     def restore(self, state: Any, step: int | None = None) -> Manifest | None:
+        """Returns None, or raises CheckpointError for an explicit step."""
         if step is not None:
             raise CheckpointError(f"There is no checkpoint of step {step}: this run does not save any.")
         return None

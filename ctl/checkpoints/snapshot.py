@@ -16,7 +16,7 @@ import tensorflow as tf
 from ctl.checkpoints import tensor_files
 from ctl.checkpoints.commit import read_error
 from ctl.checkpoints.tracked_state import TrackedState
-from ctl.distribute.keras_objects import plain
+from ctl.distribute.keras_objects import unwrap
 from ctl.errors import CheckpointError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
@@ -215,7 +215,7 @@ def _keys_of_variables(state: TrackedState, graph: Any) -> dict[str, str]:
     for node, proto in zip(nodes, graph.nodes, strict=False):
         keys = [a.checkpoint_key for a in proto.attributes if a.name == _VALUE]
         if len(keys) == 1:
-            key_by_id.setdefault(id(plain(node)), keys[0])
+            key_by_id.setdefault(id(unwrap(node)), keys[0])
     return {name: key_by_id[id(v)] for name, v in state.variables.items() if id(v) in key_by_id}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.distribute.keras_objects import attribute, is_keras3, is_keras3_variable, layers_of, plain
+from ctl.distribute.keras_objects import attribute, is_keras3, is_keras3_variable, layers_of, unwrap
 from ctl.distribute.topology import Topology
 from ctl.errors import CheckpointError
 
@@ -58,7 +58,7 @@ class TrackedState:
         for name, owner in {**objects, **optional}.items():
             numbered_layers = _layers_numbered_by_keras(owner)
             for variable in variables_of(owner):
-                value = plain(variable)
+                value = unwrap(variable)
                 if id(value) not in added_ids:
                     added_ids.add(id(value))
                     unique_name = self._unique_name(f"{name}/{_path_without_numbers(variable)}")
@@ -168,7 +168,7 @@ def statistics_of(attributes: Mapping[str, Any]) -> list[tf.Variable]:
     Examples are moving means, metrics and sums of the user.
     """
     owners = [o for o in collect_owners(attributes).values() if attribute(o, "apply_gradients") is None]
-    variable_by_id = {id(plain(v)): plain(v) for owner in owners for v in variables_of(owner)}
+    variable_by_id = {id(unwrap(v)): unwrap(v) for owner in owners for v in variables_of(owner)}
     return [v for v in variable_by_id.values() if not v.trainable and v.dtype.is_floating]
 
 
@@ -188,9 +188,9 @@ def weights_of(owner: Any) -> list[Any]:
     variables = list(variables_of(owner))
     if not _is_keras(owner) or is_keras3_variable(owner):
         return variables
-    weight_ids = {id(plain(v)) for v in getattr(owner, "weights", ())}  # a SeedGenerator has none
-    metric_ids = {id(plain(v)) for m in getattr(owner, "metrics", ()) for v in variables_of(m)}
-    return [v for v in variables if id(plain(v)) in weight_ids - metric_ids]
+    weight_ids = {id(unwrap(v)) for v in getattr(owner, "weights", ())}  # a SeedGenerator has none
+    metric_ids = {id(unwrap(v)) for m in getattr(owner, "metrics", ()) for v in variables_of(m)}
+    return [v for v in variables if id(unwrap(v)) in weight_ids - metric_ids]
 
 
 def trained_weights_of(owner: Any) -> list[Any]:
@@ -200,8 +200,8 @@ def trained_weights_of(owner: Any) -> list[Any]:
     trainable = attribute(owner, "trainable_variables")
     if trainable is None:
         return [v for v in weights_of(owner) if v.trainable]
-    trainable_ids = {id(plain(v)) for v in trainable}
-    return [v for v in weights_of(owner) if id(plain(v)) in trainable_ids]
+    trainable_ids = {id(unwrap(v)) for v in trainable}
+    return [v for v in weights_of(owner) if id(unwrap(v)) in trainable_ids]
 
 
 def is_optimizer(value: Any) -> bool:
@@ -255,12 +255,12 @@ def _untracked(owner: Any) -> list[tf.Variable]:
     if not is_keras3(owner):
         return []
     if not isinstance(owner, tf.__internal__.tracking.Trackable):
-        return [plain(v) for v in variables_of(owner)]
+        return [unwrap(v) for v in variables_of(owner)]
     tracked = getattr(owner, "weights", None)
     if tracked is None:
         return []
-    tracked_ids = {id(plain(v)) for v in tracked}
-    return [plain(v) for v in variables_of(owner) if id(plain(v)) not in tracked_ids]
+    tracked_ids = {id(unwrap(v)) for v in tracked}
+    return [unwrap(v) for v in variables_of(owner) if id(unwrap(v)) not in tracked_ids]
 
 
 def _path(variable: Any) -> str:

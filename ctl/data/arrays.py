@@ -91,7 +91,8 @@ class ArrayData:
           start: Number of consumed examples.
           total: Number of examples to serve, counted from example 0. The last batch may be short. None:
             endless.
-          replicas: Consecutive replicas of this worker, among `num_replicas`.
+          replicas: Consecutive replicas of this worker.
+          num_replicas: Number of replicas of all workers.
           share: (w, W) for steps w, w + W, w + 2 W, ... only. w may be a tensor.
 
         Returns:

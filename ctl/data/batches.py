@@ -99,6 +99,7 @@ class ShareExtractor:
     is_counted: bool
 
     def __call__(self, batch: Any) -> Share:
+        """Returns the part of a batch for the replica that calls it."""
         replica = 0
         if self.num_local > 1:
             context = tf.distribute.get_replica_context()

@@ -27,7 +27,10 @@ def open_parts(
 
     Args:
       train_data_fn: The user's function (input context) -> dataset of replica batches.
-      strategy, topology, global_batch_size, seed: Settings of the job.
+      strategy: Strategy of the job.
+      topology: Topology of the job.
+      global_batch_size: Examples per step over all replicas.
+      seed: Seed of all random numbers.
       step: Number of completed steps.
       epochs: Number of passes over the data. None: one.
       sum_over_workers: Function that sums a vector over workers, to check that the parts do not overlap.

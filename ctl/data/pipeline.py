@@ -57,7 +57,10 @@ def open_train_data(
 
     Args:
       train_data: The user's function (global batch size) -> data.
-      strategy, topology, global_batch_size, seed: Settings of the job.
+      strategy: Strategy of the job.
+      topology: Topology of the job.
+      global_batch_size: Examples per step over all replicas.
+      seed: Seed of all random numbers.
       start_examples: Number of consumed examples.
       epochs: Number of epochs, possibly fractional. None: one pass over a dataset; arrays never end.
       mode: Way to reach the position, one of `resume_position.MODES`.

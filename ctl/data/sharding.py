@@ -88,13 +88,13 @@ def check_can_be_shared(dataset: tf.data.Dataset, name: str, topology: Topology)
     if traits.unordered_reason:
         raise UsageError(
             f"{name} may come in any order ({traits.unordered_reason}), so each of {topology.num_workers} "
-            "workers would have another order, and their parts of a batch would overlap. Leave "
+            "workers would have a different order, and their parts of a batch would overlap. Leave "
             'deterministic=False out, or shard in train_data and write ctl.shard(dataset, "off").'
         )
     if traits.unseeded:
         raise UsageError(
             f"{name} {traits.unseeded.cause} and was made before training began, so each of "
-            f"{topology.num_workers} workers has another order and their parts of a batch would overlap. "
+            f"{topology.num_workers} workers has a different order and parts of a batch would overlap. "
             f"Write {traits.unseeded.fix}; or make the dataset in train_data, or after "
             "ctl.make_strategy(...), which set the seed."
         )

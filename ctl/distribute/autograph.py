@@ -14,5 +14,5 @@ _BY_DEFAULT = _autograph.control_status_ctx()  # the status outside of all funct
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a user's function with Python's `if` and `for` over tensors, to be called while tracing."""
-    found: Callable[..., Any] = _autograph.tf_convert(function, _BY_DEFAULT)
-    return found
+    graph_function: Callable[..., Any] = _autograph.tf_convert(function, _BY_DEFAULT)
+    return graph_function

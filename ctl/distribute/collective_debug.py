@@ -54,32 +54,32 @@ class CollectiveOrder:
     def announce(self, name: str, shape: Any = "", dtype: str = "") -> None:
         """Publishes a collective. Raises UsageError unless all workers publish the same one."""
         with self._lock:
-            mine = {"step": self._step(), "name": name, "shape": str(shape), "dtype": dtype}
-            here = _line()
-            text = json.dumps([mine, here])
+            collective = {"step": self._step(), "name": name, "shape": str(shape), "dtype": dtype}
+            line = _line()
+            text = json.dumps([collective, line])
             try:
                 everyone = [json.loads(t) for t in self._exchange(self._number, text)]
             except TimeoutError as e:
                 raise UsageError(
-                    f"check_collectives: this worker is about to do {_described(mine)} at {here}, "
-                    f"and worker {e} has not come to a collective for {_WAIT_SECS:.0f} s. The last "
-                    f"that all did was {self._last}."
+                    f"check_collectives: this worker is about to run {_described(collective)} at {line}, "
+                    f"and worker {e} has not reached a collective for {_WAIT_SECS:.0f} s. The last "
+                    f"collective of all workers was {self._last}."
                 ) from None
             self._number += 1
-            if any(what != mine for what, _ in everyone):
+            if any(other != collective for other, _ in everyone):
                 lines = [
-                    f"\n  worker {i}: {_described(what)} at {where}"
-                    for i, (what, where) in enumerate(everyone)
+                    f"\n  worker {i}: {_described(other)} at {other_line}"
+                    for i, (other, other_line) in enumerate(everyone)
                 ]
                 with contextlib.suppress(Exception):  # no worker may end before the other workers have read
                     self._exchange(self._number, "[]")
                 raise UsageError(
-                    "check_collectives: workers are about to do different collectives."
+                    "check_collectives: workers are about to run different collectives."
                     + "".join(lines)
-                    + f"\nThe last that all did was {self._last}. Do the same on every worker: what "
-                    "reads a metric, reduces, or makes a variable must not depend on who is chief."
+                    + f"\nThe last collective of all workers was {self._last}. Run the same collectives on "
+                    "all workers: do not read a metric, reduce, or create a variable on the chief only."
                 )
-            self._last = f"{_described(mine)} at {here}"
+            self._last = f"{_described(collective)} at {line}"
 
 
 class _Outer:
@@ -118,15 +118,15 @@ def _through_service(num_workers: int, worker_index: int) -> Callable[[int, str]
 
     def exchange(number: int, text: str) -> list[str]:
         service.set_config_key_value(f"ctl/{number}/{worker_index}", text)
-        found = []
+        texts = []
         for i in range(num_workers):
             try:
-                found.append(service.get_config_key_value(f"ctl/{number}/{i}", int(_WAIT_SECS * 1000)))
+                texts.append(service.get_config_key_value(f"ctl/{number}/{i}", int(_WAIT_SECS * 1000)))
             except tf.errors.DeadlineExceededError:
                 raise TimeoutError(i) from None
         if number > 1:
             service.delete_config_key_value(f"ctl/{number - 2}/{worker_index}")
-        return found
+        return texts
 
     return exchange
 
@@ -141,9 +141,9 @@ def _line_kept() -> Iterator[None]:
         _outer.line = ""
 
 
-def _described(what: dict) -> str:
-    parts = [what["name"], what["shape"], what["dtype"]]
-    return f"{' '.join(p for p in parts if p)} after step {what['step']}"
+def _described(collective: dict) -> str:
+    parts = [collective["name"], collective["shape"], collective["dtype"]]
+    return f"{' '.join(p for p in parts if p)} after step {collective['step']}"
 
 
 def _line() -> str:

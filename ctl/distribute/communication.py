@@ -23,31 +23,31 @@ PEER_ERRORS = (  # raised if another task has ended or cannot be reached
 )
 
 
-def cross_device_ops(word: str, devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
+def cross_device_ops(name: str, devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
     """Returns the all-reduce of a MirroredStrategy over `devices`. None selects the strategy's default."""
-    if word not in CROSS_DEVICE_OPS:
-        raise UsageError(f"cross_device_ops is {word!r}; expected one of {', '.join(CROSS_DEVICE_OPS)}.")
-    if word == "nccl":
+    if name not in CROSS_DEVICE_OPS:
+        raise UsageError(f"cross_device_ops is {name!r}; expected one of {', '.join(CROSS_DEVICE_OPS)}.")
+    if name == "nccl":
         _check_nccl("cross_device_ops", devices)
-    made = {
+    factory_by_name = {
         "nccl": tf.distribute.NcclAllReduce,
         "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
         "reduction_to_one_device": tf.distribute.ReductionToOneDevice,
     }
-    return made[word]() if word in made else None
+    return factory_by_name[name]() if name in factory_by_name else None
 
 
-def options(word: str, timeout_secs: float) -> tf.distribute.experimental.CommunicationOptions:
+def options(name: str, timeout_secs: float) -> tf.distribute.experimental.CommunicationOptions:
     """Returns the options of a MultiWorkerMirroredStrategy. A `timeout_secs` of 0 disables the timeout."""
-    if word not in COMMUNICATIONS:
-        raise UsageError(f"communication is {word!r}; expected one of {', '.join(COMMUNICATIONS)}.")
+    if name not in COMMUNICATIONS:
+        raise UsageError(f"communication is {name!r}; expected one of {', '.join(COMMUNICATIONS)}.")
     if not 0 <= timeout_secs < math.inf:
         raise UsageError(f"timeout_secs is {timeout_secs}; expected seconds > 0, or 0 for no limit.")
-    if word == "nccl":
+    if name == "nccl":
         _check_nccl("communication", [d.name for d in tf.config.list_logical_devices("GPU")])
-    kind = tf.distribute.experimental.CommunicationImplementation
+    choices = tf.distribute.experimental.CommunicationImplementation
     return tf.distribute.experimental.CommunicationOptions(
-        implementation={"ring": kind.RING, "nccl": kind.NCCL}.get(word, kind.AUTO),
+        implementation={"ring": choices.RING, "nccl": choices.NCCL}.get(name, choices.AUTO),
         timeout_seconds=timeout_secs or None,
     )
 
@@ -69,6 +69,6 @@ def set_heartbeat(cluster: "Topology", secs: float) -> None:
 def _check_nccl(name: str, devices: Sequence[str]) -> None:
     if not devices or any("GPU" not in d.upper() for d in devices):
         raise UsageError(
-            f"{name}='nccl' adds up on GPUs, and this process has {', '.join(devices) or 'none'}. "
+            f"{name}='nccl' sums on GPUs, but this process has {', '.join(devices) or 'none'}. "
             "Leave it out, or write 'auto'."
         )

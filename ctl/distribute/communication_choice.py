@@ -93,8 +93,8 @@ def _is_faster(
     times = _measured(strategy, engine, tensors, summed)
     faster = min(PATHS, key=lambda path: times[path])
     if topology.is_chief:
-        words = "communication: tcp %.3g ms, ring %.3g ms per step -> %s"
-        _log.info(words, 1e3 * times["tcp"], 1e3 * times["ring"], faster)
+        message = "communication: tcp %.3g ms, ring %.3g ms per step -> %s"
+        _log.info(message, 1e3 * times["tcp"], 1e3 * times["ring"], faster)
     return faster == "tcp"
 
 
@@ -145,10 +145,10 @@ def _function(
 ) -> Callable[[], Any]:
     values = [tf.zeros(spec.shape, spec.dtype) for spec in tensors]
 
-    def replica(given: Sequence[tf.Tensor]) -> Any:
-        sums = summed([tf.identity(t) for t in given])
+    def replica(inputs: Sequence[tf.Tensor]) -> Any:
+        sums = summed([tf.identity(t) for t in inputs])
         return tf.add_n([tf.cast(tf.reshape(total, [-1])[:1], tf.float32) for total in sums])
 
-    function = tf.function(lambda *given: strategy.run(replica, (given,)), autograph=False)
+    function = tf.function(lambda *inputs: strategy.run(replica, (inputs,)), autograph=False)
     concrete = function.get_concrete_function(*values)
     return lambda: concrete(*values).numpy()  # reads all sums, as a step does

@@ -16,7 +16,7 @@ def split_cpu(count: int) -> None:
     except RuntimeError:
         if len(tf.config.list_logical_devices("CPU")) != count:
             raise UsageError(
-                f"num_virtual_devices={count} came after TensorFlow had started. Make the strategy "
+                f"num_virtual_devices={count} was set after TensorFlow had started. Create the strategy "
                 "before the first tensor; move tensors and datasets from the top of the file into "
                 "build() and train_data()."
             ) from None
@@ -25,9 +25,9 @@ def split_cpu(count: int) -> None:
 def device(text: str) -> str:
     """Returns TensorFlow's name of a device such as "gpu:1". Raises UsageError if it does not exist."""
     have = tf.config.list_logical_devices()
-    kind, _, index = text.strip().lower().removeprefix("/").removeprefix("device:").partition(":")
+    device_type, _, index = text.strip().lower().removeprefix("/").removeprefix("device:").partition(":")
     for device in have:
-        if device.device_type.lower() == kind and device.name.endswith(f":{index or 0}"):
+        if device.device_type.lower() == device_type and device.name.endswith(f":{index or 0}"):
             return f"/device:{device.device_type}:{index or 0}"
     names = ", ".join(":".join(d.name.split(":")[-2:]).lower() for d in have)
     raise UsageError(

@@ -67,35 +67,36 @@ def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
     workers if some cannot reach each other.
     """
     rank, group = topology.worker_index, next(_numbers)
-    made: Engine | None = None
+    engine: Engine | None = None
     _check_descriptors_of_all(topology, group)
     with _listening(topology) as server:
         host = (topology.address or "").rpartition(":")[0]
-        mine = f"{host}:{server.getsockname()[1]} {secrets.token_hex(32)}"
-        told = [text.split() for text in _exchanged(topology, f"{group}/place", mine)]
+        introduction = f"{host}:{server.getsockname()[1]} {secrets.token_hex(32)}"
+        introductions = [text.split() for text in _exchanged(topology, f"{group}/place", introduction)]
         settings = dataclasses.replace(
             read_settings(),
             start_timeout=_CONNECT_SECS,
-            secret=job_secret() or told[0][1].encode(),
+            secret=job_secret() or introductions[0][1].encode(),
             stall_warning=0.0,
             stall_shutdown=limits.timeout_secs,
             stall_name="--collective_timeout_secs",
             silence=limits.heartbeat_secs or _SILENCE_SECS,
         )
         try:
-            made = Engine(among([place for place, _ in told], rank), settings, server=server)
-            made.agree_on_paths()
-            why = ""
+            engine = Engine(among([address for address, _ in introductions], rank), settings, server=server)
+            engine.agree_on_paths()
+            error_message = ""
         except (HorovodInternalError, UsageError, OSError) as e:
-            why = str(e)
-    failures = [text for text in _exchanged(topology, f"{group}/met", why or "met") if text != "met"]
-    if failures or made is None:
-        if made is not None:
-            made.close()
+            error_message = str(e)
+    results = _exchanged(topology, f"{group}/met", error_message or "met")
+    failures = [text for text in results if text != "met"]
+    if failures or engine is None:
+        if engine is not None:
+            engine.close()
         raise PeerLostError(f"communication 'tcp': the workers cannot reach each other: {failures[0]}")
     graph_errors.install_graph_errors()
-    atexit.register(made.close)
-    return made
+    atexit.register(engine.close)
+    return engine
 
 
 def _check_descriptors_of_all(topology: Topology, group: int) -> None:
@@ -118,16 +119,16 @@ def _listening(topology: Topology) -> socket.socket:
     raise UsageError(f"communication 'tcp' cannot listen at {host}: no port is free there.")
 
 
-def _exchanged(topology: Topology, key: str, mine: str) -> list[str]:
+def _exchanged(topology: Topology, key: str, value: str) -> list[str]:
     """Returns the texts of all workers by rank, exchanged through TensorFlow's coordination service."""
     service = coordination_service.coordination_client()
     jobs = [(job, len(topology.tasks.get(job, ()))) for job in ("chief", "worker")]
     tasks = [f"/job:{job}/replica:0/task:{i}" for job, count in jobs for i in range(count)]
     try:
-        service.set_config_key_value(f"ctl/engine/{key}/{topology.worker_index}", mine)
+        service.set_config_key_value(f"ctl/engine/{key}/{topology.worker_index}", value)
         return [_text_of(service, task, f"ctl/engine/{key}/{rank}") for rank, task in enumerate(tasks)]
     except tf.errors.OpError as e:
-        text = f"communication: the other workers cannot be reached to connect to them: {e.message}"
+        text = f"communication: the addresses cannot be exchanged with the other workers: {e.message}"
         raise PeerLostError(text) from e
 
 
@@ -195,13 +196,13 @@ def engine_of(strategy: tf.distribute.Strategy) -> Engine | None:
     return _engines.get(strategy)
 
 
-def wire_dtype_of(strategy: tf.distribute.Strategy, wanted: str | None) -> str | None:
+def wire_dtype_of(strategy: tf.distribute.Strategy, wire_dtype: str | None) -> str | None:
     """Returns the dtype in which sums of floats are sent. None keeps the dtype of the tensors.
 
     If all workers share memory, the result is None: the conversion costs more than it saves.
     """
     engine = engine_of(strategy)
-    return None if engine is not None and engine.all_share_memory else wanted
+    return None if engine is not None and engine.all_share_memory else wire_dtype
 
 
 class _AllWorkers:

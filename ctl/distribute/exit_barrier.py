@@ -46,8 +46,8 @@ def _listens(address: str) -> bool:
     """Returns True if the worker's server accepts connections, so that its process is still running."""
     host, _, port = address.rpartition(":")
     try:
-        place = host.strip("[]"), int(port)
-        socket.create_connection(place, timeout=_CONNECT_SECS).close()
+        host_and_port = host.strip("[]"), int(port)
+        socket.create_connection(host_and_port, timeout=_CONNECT_SECS).close()
     except (OSError, ValueError):
         return False
     return True

@@ -68,20 +68,21 @@ def looks_secret(name: str, *, of_variable: bool = False) -> bool:
     True for `api_key`, `hf-token` and `db.pass`, but not for `max_tokens`, `image_key` or `password_file`.
     True for every environment variable with the suffix `_KEY`.
     """
-    plain = re.sub(r"[.-]", "_", name).lower()
-    if _HARMLESS.search(plain):
+    normalized = re.sub(r"[.-]", "_", name).lower()
+    if _HARMLESS.search(normalized):
         return False
     if of_variable:
-        return bool(_SECRET.search(plain) or _SECRET_VARIABLES.search(plain))
-    return bool(_SECRET.search(plain)) and not _KEYS_OF_DATA.search(plain)
+        return bool(_SECRET.search(normalized) or _SECRET_VARIABLES.search(normalized))
+    return bool(_SECRET.search(normalized)) and not _KEYS_OF_DATA.search(normalized)
 
 
 def _own_code() -> dict[str, str]:
     """Returns module -> digest of its file, for imported modules outside of installed packages."""
     paths = sysconfig.get_paths()
-    given = {paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")}
-    installed = tuple(f"{place}{os.sep}" for place in given | set(map(os.path.realpath, given)))
-    found = {}
+    library_dirs = {paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")}
+    library_dirs |= set(map(os.path.realpath, library_dirs))
+    installed = tuple(f"{directory}{os.sep}" for directory in library_dirs)
+    digest_by_module = {}
     for name, module in list(sys.modules.items()):
         file = str(getattr(module, "__file__", None) or "")
         if not file.endswith(".py") or name.startswith("ctl.") or file.startswith(installed):
@@ -90,7 +91,7 @@ def _own_code() -> dict[str, str]:
         if str(path).startswith(installed):
             continue
         try:
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+            digest_by_module[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         except OSError:
             continue
-    return found
+    return digest_by_module

@@ -7,22 +7,22 @@ import tensorflow as tf
 from ctl.tensorflow_patches import keras_models
 
 
-def is_keras3(thing: Any) -> bool:
+def is_keras3(value: Any) -> bool:
     """Returns True for objects of Keras 3 (not of tf_keras, tf.Module or a user's own classes)."""
-    return any(c.__module__ == "keras" or c.__module__.startswith("keras.") for c in type(thing).__mro__)
+    return any(c.__module__ == "keras" or c.__module__.startswith("keras.") for c in type(value).__mro__)
 
 
-def is_keras3_variable(thing: Any) -> bool:
+def is_keras3_variable(variable: Any) -> bool:
     """Returns True for a variable of Keras 3 that wraps a `tf.Variable`."""
-    return is_keras3(thing) and isinstance(getattr(thing, "value", None), tf.Variable)
+    return is_keras3(variable) and isinstance(getattr(variable, "value", None), tf.Variable)
 
 
-def attribute(thing: Any, name: str) -> Any:
+def attribute(value: Any, name: str) -> Any:
     """Returns an attribute of an object, or None. The result is None for every variable.
 
     TensorFlow would read an attribute of a variable from its value, which may need a sum over all workers.
     """
-    return None if isinstance(thing, tf.Variable) else getattr(thing, name, None)
+    return None if isinstance(value, tf.Variable) else getattr(value, name, None)
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -39,6 +39,6 @@ def synchronized_layer(layers: Iterable[Any]) -> Any:
     return None
 
 
-def plain(variable: Any) -> tf.Variable:
+def unwrap(variable: Any) -> tf.Variable:
     """Returns the `tf.Variable` within a Keras 3 variable, or the variable itself."""
     return variable.value if is_keras3_variable(variable) else variable

@@ -111,7 +111,7 @@ def serve(cluster: Topology) -> None:
         )
     _log.info("Serving as %s at %s for the chief at %s.", me, cluster.address, chief)
     watch_chief(chief)
-    _log.info("The chief at %s is gone: %s leaves.", chief, me)
+    _log.info("The chief at %s has ended; %s exits.", chief, me)
     del server
 
 
@@ -124,14 +124,14 @@ def watch_chief(
 ) -> None:
     """Returns when the chief has accepted a connection and later refused several consecutive ones."""
     probe = probe or _answers
-    started, seen, refusals, told = clock(), False, 0, False
+    started, has_connected, refusals, is_warned = clock(), False, 0, False
     while refusals < _REFUSALS:
         up = probe(chief)
-        seen = seen or up
-        refusals = 0 if up or not seen else refusals + 1
-        if not seen and not told and clock() - started > _TELL_SECS[1]:
-            told = True
-            _log.warning("The chief at %s has not come up yet; still waiting for it.", chief)
+        has_connected = has_connected or up
+        refusals = 0 if up or not has_connected else refusals + 1
+        if not has_connected and not is_warned and clock() - started > _TELL_SECS[1]:
+            is_warned = True
+            _log.warning("The chief at %s does not accept connections yet; still waiting.", chief)
         sleep(_PROBE_SECS)
 
 
@@ -151,7 +151,7 @@ def wait_for(
     while missing := {k: a for k, a in missing.items() if not probe(a)}:
         text = ", ".join(f"{k} at {a}" for k, a in missing.items())
         if clock() - started > _START_SECS:
-            raise PeerLostError(f"Not up after {_START_SECS:.0f} s: {text}. Their logs tell why.")
+            raise PeerLostError(f"Not started within {_START_SECS:.0f} s: {text}. See their logs.")
         if clock() - started > tell_at:
             tell_at += _TELL_SECS[1]
             _log.warning("Waiting for %s.", text)
@@ -183,7 +183,7 @@ class Partition:
     @staticmethod
     def parse(text: str) -> "Partition":
         """Parses text such as "min_size:256K" or "max_shards:2,min_size:64K". "" means no partition."""
-        found: dict[str, int] = {}
+        options: dict[str, int] = {}
         for part in filter(None, text.split(",")):
             match = re.fullmatch(r"(fixed_shards|max_shards|min_size):(\d+)([KMG]?)", part.strip())
             if not match or not int(match[2]) or (match[3] and match[1] != "min_size"):
@@ -191,12 +191,14 @@ class Partition:
                     f"variable_partitioner is {text!r}; expected {_PARTITIONERS} (K, M, G are bytes "
                     "times 1024, 1024², 1024³), or nothing."
                 )
-            found[match[1]] = int(match[2]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[3]]
-        if len(found) > 1 and "fixed_shards" in found:
+            options[match[1]] = int(match[2]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[3]]
+        if len(options) > 1 and "fixed_shards" in options:
             raise UsageError(
-                f"variable_partitioner is {text!r}, but fixed_shards goes alone; expected {_PARTITIONERS}."
+                f"variable_partitioner is {text!r}, but fixed_shards excludes other options; expected "
+                f"{_PARTITIONERS}."
             )
-        return Partition(found.get("fixed_shards", 0), found.get("max_shards", 0), found.get("min_size", 0))
+        fields = (options.get(name, 0) for name in ("fixed_shards", "max_shards", "min_size"))
+        return Partition(*fields)
 
     def partitioner(self, num_servers: int) -> Any:
         """Returns TensorFlow's partitioner, or None."""

@@ -20,19 +20,19 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
     Raises UsageError if TF_CONFIG and the variables contradict each other, or if HOROVOD_SIZE is greater
     than 1 and no variable lists the addresses of the peers.
     """
-    found = detection.read_topology(environ)
-    if found.task_type not in TRAINING_TYPES:
+    topology = detection.read_topology(environ)
+    if topology.task_type not in TRAINING_TYPES:
         raise UsageError(
-            f"TF_CONFIG's task is {found.task_type} {found.task_index}; ctl.hvd has equal ranks "
+            f"TF_CONFIG's task is {topology.task_type} {topology.task_index}; ctl.hvd has equal ranks "
             "only, expected a chief or a worker."
         )
-    place = among(found.workers, found.worker_index) if found.num_workers > 1 else Ranks()
-    for name, mine in (("RANK", place.rank), ("SIZE", place.size)):
+    ranks = among(topology.workers, topology.worker_index) if topology.num_workers > 1 else Ranks()
+    for name, expected in (("RANK", ranks.rank), ("SIZE", ranks.size)):
         came = variables.number(environ, f"HOROVOD_{name}")
-        if came is not None and came != mine:
+        if came is not None and came != expected:
             raise UsageError(
-                f"HOROVOD_{name} is {came}, but TF_CONFIG says {mine}; ctl.hvd finds its peers by "
+                f"HOROVOD_{name} is {came}, but TF_CONFIG defines {expected}; ctl.hvd finds its peers by "
                 "TF_CONFIG. Start the script with `ctlrun -np N` or `ctl launch --workers=N`."
             )
-    given: dict[str, Any] = {name.lower(): variables.number(environ, f"HOROVOD_{name}") for name in _COUNTS}
-    return replace(place, **{name: count for name, count in given.items() if count is not None})
+    counts: dict[str, Any] = {n.lower(): variables.number(environ, f"HOROVOD_{n}") for n in _COUNTS}
+    return replace(ranks, **{name: count for name, count in counts.items() if count is not None})

@@ -31,7 +31,7 @@ from ctl.io import log_filter
 
 # the topology from which a strategy was created
 _topologies: weakref.WeakKeyDictionary[Any, Topology] = weakref.WeakKeyDictionary()
-WORDS = (
+STRATEGY_NAMES = (
     "auto",
     "default",
     "one_device",
@@ -44,7 +44,7 @@ WORDS = (
 
 
 def make_strategy(
-    word: str = "auto",
+    name: str = "auto",
     *,
     devices: Sequence[str] = (),
     num_virtual_devices: int = 0,
@@ -58,68 +58,69 @@ def make_strategy(
     flags: Mapping[str, Any] | None = None,
     topology: Topology | None = None,
 ) -> tf.distribute.Strategy:
-    """Returns the strategy with the name `word`. With several workers, blocks until all have connected.
+    """Returns a strategy. With several workers, blocks until all have connected.
 
     Args:
-      word: One of `WORDS`.
+      name: One of `STRATEGY_NAMES`.
       devices: Names such as "cpu:0" or "gpu:1". Empty for the strategy's default.
       num_virtual_devices: Number of logical CPUs. TensorFlow must not have started. 0 keeps one.
-      cross_device_ops, communication: All-reduce of mirrored and multi_worker; see docs/flags.md.
-      timeout_secs: Timeout of one collective of multi_worker; heartbeat_secs: silence of a lost worker.
-      tpu: Name or address; variable_partitioner: for parameter servers, such as "min_size:256K".
+      cross_device_ops: All-reduce of mirrored; see docs/flags.md.
+      communication: All-reduce of multi_worker; see docs/flags.md.
+      timeout_secs: Timeout of one collective of multi_worker (seconds). 0: none.
+      heartbeat_secs: Silence after which multi_worker considers a worker lost (seconds).
+      tpu: Name or address of the TPU.
+      variable_partitioner: Partitioner for parameter servers, such as "min_size:256K".
       startup_timeout_secs: Timeout for the other workers. None: the launcher's value, or 600.
-      flags: Name -> value, equal on all workers; topology: None reads the environment.
+      flags: Flag name -> value, equal on all workers.
+      topology: Topology of the job. None reads the environment.
 
-    Workers and servers of "parameter_server" serve until the chief has ended and raise SystemExit(0). An
-    evaluator gets its own devices. Raises UsageError for an unknown name, an invalid TF_CONFIG or workers
-    that differ, PeerLostError for a worker that does not connect in time.
+    Workers and servers of "parameter_server" serve until the chief has ended and raise SystemExit(0).
+    Raises UsageError for an unknown name, an invalid TF_CONFIG or workers that differ, PeerLostError for a
+    worker that does not connect in time.
     """
-    _check_word(word)
-    whole = topology or detection.read_topology()
-    if whole.evaluates:
-        return _made_from(whole, _private())
+    _check_name(name)
+    cluster = topology or detection.read_topology()
+    if cluster.evaluates:  # on its own devices
+        return _with_topology(_private(), cluster)
     if num_virtual_devices:
         devices_lib.split_cpu(num_virtual_devices)
-    if word == "auto":
-        word = parameter_servers.WORD if "ps" in whole.tasks else _suggest(whole, devices)
-    _check_fitting(
-        word,
-        cross_device_ops=cross_device_ops,
-        communication=communication,
-        tpu=tpu,
-        timeout_secs=timeout_secs,
-        heartbeat_secs=heartbeat_secs,
-        variable_partitioner=variable_partitioner,
+    name = _choose(cluster, devices) if name == "auto" else name
+    _check_options(
+        name, cross_device_ops=cross_device_ops, communication=communication, tpu=tpu,
+        timeout_secs=timeout_secs, heartbeat_secs=heartbeat_secs, variable_partitioner=variable_partitioner,
+    )  # fmt: skip
+    if name == parameter_servers.WORD:
+        strategy = parameter_servers.connect_cluster(cluster, devices, variable_partitioner)
+        return _with_topology(strategy, cluster)
+    _check_cluster(name, cluster)
+    if name != "multi_worker":
+        strategy = _create_local_strategy(name, devices, num_virtual_devices, cross_device_ops, tpu)
+        return _with_topology(strategy, cluster)
+    options = communication_lib.options(communication, timeout_secs)
+    waits = heartbeat_secs, startup_timeout_secs
+    strategy = strategy_factories.multi_worker(
+        cluster, devices, num_virtual_devices, options, *waits, flags
     )
-    if word == parameter_servers.WORD:
-        return _made_from(whole, parameter_servers.connect_cluster(whole, devices, variable_partitioner))
-    _check_cluster(word, whole)
-    if word == "multi_worker":
-        waits = heartbeat_secs, startup_timeout_secs
-        how = communication_lib.options(communication, timeout_secs)
-        made = strategy_factories.multi_worker(whole, devices, num_virtual_devices, how, *waits, flags)
-        if communication == "tcp":
-            engine_all_reduce.use_engine(made, whole, PeerLimits(heartbeat_secs, timeout_secs))
-    else:
-        made = _on_this_machine(word, devices, num_virtual_devices, cross_device_ops, tpu)
-    return _made_from(whole, made)
+    if communication == "tcp":
+        engine_all_reduce.use_engine(strategy, cluster, PeerLimits(heartbeat_secs, timeout_secs))
+    return _with_topology(strategy, cluster)
 
 
-def _made_from(topology: Topology, strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
+def _with_topology(strategy: tf.distribute.Strategy, topology: Topology) -> tf.distribute.Strategy:
     if kind_of(strategy) is not StrategyKind.DEFAULT:  # the default strategy is a singleton of TensorFlow
         _topologies[strategy] = topology
     return strategy
 
 
-def _on_this_machine(
-    word: str, devices: Sequence[str], num_virtual_devices: int, cross_device_ops: str, tpu: str
+def _create_local_strategy(
+    name: str, devices: Sequence[str], num_virtual_devices: int, cross_device_ops: str, tpu: str
 ) -> tf.distribute.Strategy:
     names = [devices_lib.device(d) for d in devices]
-    if word == "mirrored":
+    if name == "mirrored":
         return strategy_factories.mirrored(names, num_virtual_devices, cross_device_ops)
-    if word == "central_storage":
+    if name == "central_storage":
         return strategy_factories.central_storage(names, num_virtual_devices)
-    return strategy_factories.tpu(tpu) if word == "tpu" else strategy_factories.single(word, names)
+    return strategy_factories.tpu(tpu) if name == "tpu" else strategy_factories.single(name, names)
 
 
 def local(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
@@ -127,20 +128,23 @@ def local(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
     return tf.distribute.get_strategy() if has_parameter_servers(strategy) else strategy
 
 
-def place_of_counter(strategy: tf.distribute.Strategy) -> Any:
+def counter_scope(strategy: tf.distribute.Strategy) -> Any:
     """Returns the scope of the step counter: host memory, or the parameter servers."""
     return strategy.scope() if has_parameter_servers(strategy) else tf.device("/cpu:0")
 
 
-def _check_word(word: str) -> None:
-    """Raises UsageError for a name that is not in `WORDS`. Initialises the list of physical devices."""
-    if word not in WORDS:
-        raise UsageError(f"strategy is {word!r}; expected one of {', '.join(WORDS)}.")
+def _check_name(name: str) -> None:
+    """Raises UsageError for an unknown strategy. Initializes the list of physical devices."""
+    if name not in STRATEGY_NAMES:
+        raise UsageError(f"strategy is {name!r}; expected one of {', '.join(STRATEGY_NAMES)}.")
     with log_filter.quiet():  # the first search for GPUs logs warnings if there is none
         tf.config.list_physical_devices()
 
 
-def _suggest(cluster: Topology, devices: Sequence[str]) -> str:
+def _choose(cluster: Topology, devices: Sequence[str]) -> str:
+    """Returns the name of the strategy for "auto"."""
+    if "ps" in cluster.tasks:
+        return parameter_servers.WORD
     if cluster.num_workers > 1:
         return "multi_worker"
     if os.environ.get("TPU_NAME") and not devices:
@@ -150,16 +154,16 @@ def _suggest(cluster: Topology, devices: Sequence[str]) -> str:
     return "mirrored" if count > 1 else "default"
 
 
-def _check_cluster(word: str, cluster: Topology) -> None:
+def _check_cluster(name: str, cluster: Topology) -> None:
     if cluster.task_type == "ps":
         raise UsageError(
             f"TF_CONFIG makes this process a {cluster.task_type!r}; expected 'chief' or 'worker'."
         )
-    if word != "multi_worker" and cluster.num_workers > 1:
+    if name != "multi_worker" and cluster.num_workers > 1:
         better = parameter_servers.WORD if "ps" in cluster.tasks else "multi_worker"
         raise UsageError(
-            f"strategy is {word!r}, but TF_CONFIG names {cluster.num_workers} workers, and each would "
-            f"train on its own. Write strategy {better!r} or 'auto', or unset TF_CONFIG."
+            f"strategy is {name!r}, but TF_CONFIG names {cluster.num_workers} workers, and each would "
+            f"train separately. Write strategy {better!r} or 'auto', or unset TF_CONFIG."
         )
 
 
@@ -179,13 +183,13 @@ _BELONGS_TO = {
 }
 
 
-def _check_fitting(word: str, **given: Any) -> None:
+def _check_options(strategy_name: str, **options: Any) -> None:
     """Raises UsageError for arguments that belong to another strategy."""
-    for name, value in given.items():
-        if value not in ("auto", "", 0) and word != _BELONGS_TO[name]:
+    for name, value in options.items():
+        if value not in ("auto", "", 0) and strategy_name != _BELONGS_TO[name]:
             raise UsageError(
                 f"{name}={value!r} belongs to strategy {_BELONGS_TO[name]!r}, and the strategy is "
-                f"{word!r}. Leave it out."
+                f"{strategy_name!r}. Leave it out."
             )
 
 
@@ -201,11 +205,11 @@ def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
             yield
             return
 
-        def creator(next_creator: Any, **how: Any) -> Any:
+        def creator(next_creator: Any, **options: Any) -> Any:
             none = tf.VariableAggregation.NONE
-            if how.get("aggregation") in (None, none):
-                how["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
-            return next_creator(**how)
+            if options.get("aggregation") in (None, none):
+                options["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            return next_creator(**options)
 
         with tf.variable_creator_scope(creator):
             yield
@@ -216,15 +220,15 @@ def topology_of(strategy: tf.distribute.Strategy) -> Topology:
 
     A strategy of `make_strategy` stores its topology. For other strategies the environment is read.
     """
-    found = _topologies.get(strategy) or detection.read_topology()
+    stored = _topologies.get(strategy) or detection.read_topology()
     replicas = strategy.num_replicas_in_sync
-    alone = replace(found, tasks={}, task_index=0, num_replicas=replicas, num_local_replicas=replicas)
-    if found.evaluates:
+    alone = replace(stored, tasks={}, task_index=0, num_replicas=replicas, num_local_replicas=replicas)
+    if stored.evaluates:
         return alone
     resolver = strategy.cluster_resolver
     spec = resolver.cluster_spec().as_dict() if resolver else {}
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or not spec:
         return replace(alone, task_type="worker")
     tasks = {k: tuple(v) for k, v in spec.items() if k in TRAINING_TYPES}
-    me = replace(found, tasks=tasks, task_type=resolver.task_type, task_index=resolver.task_id)
+    me = replace(stored, tasks=tasks, task_type=resolver.task_type, task_index=resolver.task_id)
     return replace(me, num_replicas=replicas, num_local_replicas=replicas // me.num_workers)

@@ -17,14 +17,14 @@ from ctl.supervision import heartbeat, signals
 from ctl.tensorflow_patches import unlocked_connection
 
 
-def single(word: str, names: list[str]) -> tf.distribute.Strategy:
+def single(name: str, names: list[str]) -> tf.distribute.Strategy:
     """Returns the default strategy, or OneDeviceStrategy on the given device or the best one."""
     if len(names) > 1:
         raise UsageError(
-            f"strategy {word!r} uses one device and got {len(names)}: {', '.join(names)}. "
+            f"strategy {name!r} uses one device and got {len(names)}: {', '.join(names)}. "
             "Give one, or write strategy 'mirrored'."
         )
-    if word == "default" and not names:
+    if name == "default" and not names:
         return tf.distribute.get_strategy()
     return tf.distribute.OneDeviceStrategy(names[0] if names else devices.best_device())
 
@@ -74,7 +74,7 @@ def multi_worker(
     cluster: Topology,
     names: Sequence[str],
     num_virtual_devices: int,
-    how: Any,
+    options: Any,
     heartbeat_secs: float,
     startup_timeout_secs: float | None = None,
     flags: Mapping[str, Any] | None = None,
@@ -85,7 +85,7 @@ def multi_worker(
       cluster: Topology of the job.
       names: Devices. Must be empty.
       num_virtual_devices: Must be at most 1.
-      how: Communication options.
+      options: Communication options.
       heartbeat_secs: Silence after which a worker is lost. 0 keeps TensorFlow's default.
       startup_timeout_secs: Timeout for the other workers. None selects the default.
       flags: Flag name -> value, equal on all workers.
@@ -109,10 +109,10 @@ def multi_worker(
         tf.random.set_seed(0)  # equal order of unseeded shuffles on all workers
     gpus = len(tf.config.list_physical_devices("GPU"))
     timeout_secs = startup_barrier.timeout_of(startup_timeout_secs)
-    mine = job_fingerprint.fingerprint_of_process(gpus, flags or {})
-    with startup_barrier.checked(cluster, mine, timeout_secs), _connecting():
+    facts = job_fingerprint.fingerprint_of_process(gpus, flags or {})
+    with startup_barrier.wait_for_workers(cluster, facts, timeout_secs), _connecting():
         try:
-            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=how)
+            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         except (*communication.PEER_ERRORS, tf.errors.UnknownError) as e:  # the latter: port in use
             text = (e.message or "").strip() or type(e).__name__
             raise PeerLostError(f"TensorFlow could not connect the workers: {text[:300]}") from e
@@ -140,15 +140,15 @@ def tpu(name: str = "", resolver: Any = None) -> tf.distribute.Strategy:
 
     Raises UsageError if no TPU is named or none responds. Detection without a name can take minutes.
     """
-    here = name or os.environ.get("TPU_NAME", "")
-    if resolver is None and not here and not glob.glob("/dev/accel*"):
+    tpu_name = name or os.environ.get("TPU_NAME", "")
+    if resolver is None and not tpu_name and not glob.glob("/dev/accel*"):
         raise UsageError(
             "strategy 'tpu' found no TPU: none is attached to this machine, and neither tpu=... "
             "(--tpu) nor the environment variable TPU_NAME names one. Write its name, 'local', or "
             "another strategy."
         )
     try:
-        resolver = resolver or tf.distribute.cluster_resolver.TPUClusterResolver(tpu=here or "local")
+        resolver = resolver or tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu_name or "local")
         if resolver.master() not in ("", "local"):
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
@@ -156,6 +156,6 @@ def tpu(name: str = "", resolver: Any = None) -> tf.distribute.Strategy:
     except Exception as e:  # the layers below raise errors of many types
         first = (str(e).strip().splitlines() or [""])[0]
         raise UsageError(
-            f"strategy 'tpu' cannot use {here or 'the local TPU'}: {type(e).__name__}: {first[:200]}. "
+            f"strategy 'tpu' cannot use {tpu_name or 'the local TPU'}: {type(e).__name__}: {first[:200]}. "
             "Is the TPU running, and is this TensorFlow built for TPUs?"
         ) from e

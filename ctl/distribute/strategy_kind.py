@@ -29,9 +29,9 @@ def kind_of(strategy: tf.distribute.Strategy) -> StrategyKind:
         classes.TPUStrategy: StrategyKind.TPU,
         classes.ParameterServerStrategy: StrategyKind.PARAMETER_SERVER,
     }
-    for strategy_class, kind in kinds.items():
+    for strategy_class, strategy_kind in kinds.items():
         if isinstance(strategy, strategy_class):
-            return kind
+            return strategy_kind
     is_default = type(strategy).__name__ == "_DefaultDistributionStrategy"
     return StrategyKind.DEFAULT if is_default else StrategyKind.OTHER
 

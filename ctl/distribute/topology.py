@@ -51,7 +51,7 @@ class Topology:
     @property
     def workers(self) -> tuple[str, ...]:
         """Addresses of the training processes by rank: the chief first, then the workers in order."""
-        return tuple(address for kind in TRAINING_TYPES for address in self.tasks.get(kind, ()))
+        return tuple(address for task_type in TRAINING_TYPES for address in self.tasks.get(task_type, ()))
 
     @property
     def num_workers(self) -> int:
@@ -75,7 +75,7 @@ class Topology:
 
     @property
     def address(self) -> str | None:
-        """ "host:port" of this task, or None in a job of one process."""
+        """Address of this task as "host:port", or None in a job of one process."""
         addresses = self.tasks.get(self.task_type, ())
         return addresses[self.task_index] if self.task_index < len(addresses) else None
 

@@ -69,7 +69,7 @@ class World:
 
     def counter_scope(self) -> AbstractContextManager[Any]:
         """Returns the scope in which the step counter is created."""
-        return strategies.place_of_counter(self.strategy)
+        return strategies.counter_scope(self.strategy)
 
     def wait_for_all_workers(self) -> None:
         """Returns when all workers have called it."""

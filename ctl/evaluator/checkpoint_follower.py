@@ -107,7 +107,8 @@ def wait_for_evaluator(
       watched: Checkpoints of the training.
       path: File of the evaluator's `Evaluated`.
       patience_secs: Seconds without an evaluation or a beat after which a warning is logged.
-      clock, sleep: Replaceable for tests.
+      clock: Clock (seconds).
+      sleep: Function that sleeps for some seconds.
 
     Returns:
       True if the newest checkpoint is evaluated.
@@ -115,7 +116,7 @@ def wait_for_evaluator(
     try:
         newest = max(watched.committed(), key=lambda m: m.step, default=None)
     except ReadError as e:
-        _log.warning("%s Leaving without waiting for the evaluator.", e)
+        _log.warning("%s Exiting without waiting for the evaluator.", e)
         return False
     if newest is None or newest in Evaluated(path):
         return newest is not None
@@ -129,7 +130,7 @@ def wait_for_evaluator(
         reader.read(evaluated.content)
         sleep(POLL_SECS)
     _log.warning(
-        "The evaluator has not evaluated step %d, and was silent for %g s; leaving without it.",
+        "The evaluator has not evaluated step %d and reports no progress for %g s; exiting without it.",
         newest.step,
         patience_secs,
     )
@@ -160,7 +161,8 @@ class Following:
       evaluated: List of evaluated checkpoints.
       born: Unix time at which this process began.
       patience: Waiting times.
-      clock, sleep: Replaceable for tests.
+      clock: Clock (seconds).
+      sleep: Function that sleeps for some seconds.
 
     Attributes:
       count: Number of checkpoints evaluated by this process.
@@ -232,8 +234,8 @@ class Following:
                 waiting_since = self._clock()
             if self._clock() - waiting_since > self._patience.begin_secs:
                 raise PeerLostError(
-                    f"No training began in {self._watched.directory.parent} within "
-                    f"{self._patience.begin_secs:g} s; expected a chief that trains there. Start it, "
+                    f"No training started in {self._watched.directory.parent} within "
+                    f"{self._patience.begin_secs:g} s; expected a running chief. Start it, "
                     "then the evaluator again."
                 )
             self._sleep(self._patience.poll_secs)
@@ -243,7 +245,7 @@ class Following:
         """Waits for the next attempt. Raises the error after `unread_secs` seconds without success."""
         if self._unread_since is None:
             self._unread_since = self._clock()
-            _log.warning("%s Trying again for %g s.", error, self._patience.unread_secs)
+            _log.warning("%s Retrying for %g s.", error, self._patience.unread_secs)
         elif self._clock() - self._unread_since > self._patience.unread_secs:
             raise error
         self._sleep(self._patience.poll_secs)
@@ -290,7 +292,7 @@ class Following:
                 evaluate(manifest)
         except UnusableCheckpoint as e:
             self._unusable.add((manifest.step, manifest.created))
-            _log.warning("Passing over the checkpoint of step %d: %s.", manifest.step, e)
+            _log.warning("Skipping the checkpoint of step %d: %s.", manifest.step, e)
             return
         self._unread_since = None
         self._evaluated.add(manifest)

@@ -1,6 +1,6 @@
-"""Evaluator process, which evaluates each checkpoint that the chief saves.
+r"""Evaluator process, which evaluates each checkpoint that the chief saves.
 
-TF_CONFIG='{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}' \\
+TF_CONFIG='{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}' \
     python -m models.mnist --model_dir=/shared/mnist
 
 It runs the program of the workers. It reads `model_dir/checkpoints` and does not write there.

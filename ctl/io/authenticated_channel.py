@@ -358,14 +358,14 @@ def _authenticate(connection: socket.socket, endpoint: Endpoint, claim: bytes, d
     connection.sendall(_MAGIC + nonces[1] + _LENGTH.pack(len(claim)) + claim + proof)
     (size,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size, deadline))
     if size > _MAX_VERDICT_BYTES:
-        raise UnprovenError("something else answers there")
+        raise UnprovenError("another program listens on this port")
     verdict = _receive_exactly(connection, size, deadline)
     proof = _receive_exactly(connection, _PROOF_BYTES, deadline)
     if not hmac.compare_digest(proof, endpoint.proof("listener", *nonces, claim, verdict)):
         raise UnprovenError("it does not know the secret of this job")
     content = _parse_object(verdict)
     if content is None:
-        raise UnprovenError("something else answers there")
+        raise UnprovenError("another program listens on this port")
     if "refused" in content:
         raise ChannelRefusedError(str(content["refused"]), can_retry=content.get("again") is True)
 
@@ -387,7 +387,7 @@ def _receive_exactly(connection: socket.socket, count: int, deadline: float, pre
         received += data
         start = received[: len(prefix)]
         if start != prefix[: len(start)]:
-            raise UnprovenError("something else answers there")
+            raise UnprovenError("another program listens on this port")
     return received
 
 

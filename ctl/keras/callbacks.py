@@ -15,7 +15,7 @@ from typing import Any
 
 from ctl.callbacks.adapter import is_callback
 from ctl.callbacks.protocol import Callback, Decision
-from ctl.distribute.keras_objects import plain
+from ctl.distribute.keras_objects import unwrap
 from ctl.errors import UsageError
 from ctl.keras.data import Epochs
 from ctl.keras.own_steps import has_own
@@ -78,6 +78,7 @@ class KerasCallbacks(Callback):
 
     @property
     def state(self) -> dict[str, Any]:
+        """State for checkpoints: the logs and the epoch of a stop."""
         return {"logs": self._logs, "stopped_at": self.stopped_at}
 
     @state.setter
@@ -193,7 +194,7 @@ class KerasCallbacks(Callback):
         optimizer = self._model.optimizer
         if optimizer is None or not optimizer.built or not validation.has_variable_learning_rate(optimizer):
             return None  # unused, for example in a GAN, which has its optimizers in other attributes
-        return float(plain(optimizer.learning_rate).numpy())
+        return float(unwrap(optimizer.learning_rate).numpy())
 
 
 class BatchCallbackTrainer(KerasTrainer):
@@ -202,12 +203,15 @@ class BatchCallbackTrainer(KerasTrainer):
     keras_callbacks: KerasCallbacks | None = None
 
     def after_loop(self, step: int, means: dict[str, float]) -> bool:
+        """Calls the methods of Keras callbacks for a batch. Returns True to stop."""
         assert self.keras_callbacks is not None and self._prepared_trainer is not None
         decision = self.keras_callbacks.after_batch(step, means)
         return self._prepared_trainer.callbacks.carry_out(step, [decision])
 
 
-def sorted_callbacks(given: Any, model: Any, *, evaluates: bool = True) -> tuple[list[Callback], list[Any]]:
+def sorted_callbacks(
+    callbacks: Any, model: Any, *, evaluates: bool = True
+) -> tuple[list[Callback], list[Any]]:
     """Returns the ctl callbacks and the Keras callbacks of `given`.
 
     Raises UsageError for other objects, for Keras callbacks that `ctl.fit` does not support, and for
@@ -215,7 +219,7 @@ def sorted_callbacks(given: Any, model: Any, *, evaluates: bool = True) -> tuple
     """
     ours: list[Callback] = []
     theirs: list[Any] = []
-    for callback in given if isinstance(given, (list, tuple)) else [given] if given else []:
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []:
         if is_callback(callback):
             ours.append(callback)
         elif _is_of_keras(callback, "Callback"):
@@ -229,14 +233,14 @@ def sorted_callbacks(given: Any, model: Any, *, evaluates: bool = True) -> tuple
     return ours, theirs
 
 
-def callback_list(given: Any, model: Any) -> Any:
+def callback_list(callbacks: Any, model: Any) -> Any:
     """Returns a `keras.callbacks.CallbackList` for an evaluation or predictions outside of a training.
 
     Raises UsageError for ctl callbacks and for callbacks with methods for single batches.
     """
     from keras import callbacks as keras_callbacks
 
-    ours, theirs = sorted_callbacks(given, model)
+    ours, theirs = sorted_callbacks(callbacks, model)
     if ours:
         raise UsageError(
             f"callbacks has a {type(ours[0]).__name__}, which follows a training; expected Keras callbacks "
@@ -260,7 +264,7 @@ def is_of_batches(callback: Any) -> bool:
 
 def _check(callback: Any, model: Any, evaluates: bool) -> None:
     name = type(callback).__name__
-    refused = {n: why for n, why in _REFUSED.items() if _is_of_keras(callback, n)}
+    refused = {n: reason for n, reason in _REFUSED.items() if _is_of_keras(callback, n)}
     if has_own(model, "train_step"):  # on one replica, ctl does not check its gradients
         refused.pop("TerminateOnNaN", None)
     if refused:

@@ -82,18 +82,19 @@ class Source(NamedTuple):
 
     Attributes:
       data: Arrays, a dataset, a PyDataset or `Generated` batches.
-      rest: Arrays that `validation_split` removes from the end of the data, or None.
+      validation: Arrays that `validation_split` removes from the end of the data, or None.
       batch_size: Number of examples per global batch.
       steps: Number of steps per epoch.
     """
 
     data: Any
-    rest: Any
+    validation: Any
     batch_size: int
     steps: int
 
     @property
     def is_generator(self) -> bool:
+        """True if the data come from a Python generator."""
         return isinstance(self.data, Generated)
 
 
@@ -105,14 +106,15 @@ def training_source(
     Args:
       arrays: The arguments x, y and sample_weight.
       split: Fraction of the examples for validation, from the end; 0.0 for none.
-      batch_size, steps_per_epoch: The arguments of `ctl.fit`, or None.
+      batch_size: The argument of `ctl.fit`, or None.
+      steps_per_epoch: The argument of `ctl.fit`, or None.
     """
     x = arrays[0]
     if is_generator(x) and steps_per_epoch is None:
         raise UsageError("x is a generator, whose length is unknown; give steps_per_epoch.")
-    data, rest = _source(*arrays, split)
+    data, validation = _source(*arrays, split)
     size = _batch_size(data, batch_size)
-    return Source(data, rest, size, _steps_of_epoch(data, size, steps_per_epoch))
+    return Source(data, validation, size, _steps_of_epoch(data, size, steps_per_epoch))
 
 
 def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
@@ -175,7 +177,7 @@ def _batch_size(source: Any, batch_size: int | None) -> int:
     if not isinstance(source, (tf.data.Dataset, Generated)) and not is_py_dataset(source):
         return 32 if batch_size is None else positive("batch_size", batch_size)
     if batch_size is not None:
-        _log.warning("batch_size=%s is ignored: x has batches of its own.", batch_size)
+        _log.warning("batch_size=%s is ignored: x is already batched.", batch_size)
     if isinstance(source, tf.data.Dataset):
         _check_batched(source)
     if isinstance(source, Generated):
@@ -227,18 +229,19 @@ def _check_equal_rows(data: tf.data.Dataset, replicas: int) -> None:
     if None in rows and not any("Batch" in type(part).__name__ for part in pipeline_parts(data)):
         batch = example_batch(data)
         rows = [] if batch is None else [num_rows(part) for part in tf.nest.flatten(batch)]
-    known = {int(n) for n in rows if n is not None}
-    if len(known) > 1:
+    row_counts = {int(n) for n in rows if n is not None}
+    if len(row_counts) > 1:
+        counts = ", ".join(map(str, sorted(row_counts)))
         raise UsageError(
-            f"inputs and targets of a batch have {', '.join(map(str, sorted(known)))} rows, and each of "
+            f"inputs and targets of a batch have {counts} rows, and each of "
             f"{replicas} replicas gets its part of the rows of both. Train on one device, or make batches "
             "with one row per example, e.g. with padded_batch."
         )
 
 
-def _steps_of_epoch(source: Any, batch_size: int, given: int | None) -> int:
-    if given is not None:
-        return positive("steps_per_epoch", given)
+def _steps_of_epoch(source: Any, batch_size: int, steps_per_epoch: int | None) -> int:
+    if steps_per_epoch is not None:
+        return positive("steps_per_epoch", steps_per_epoch)
     if is_py_dataset(source):
         if source.num_batches is None:
             raise UsageError(f"x is a {type(source).__name__} without a length; give steps_per_epoch.")
@@ -254,16 +257,17 @@ def _steps_of_epoch(source: Any, batch_size: int, given: int | None) -> int:
 
 
 def positive(name: str, value: Any) -> int:
+    """Returns `value` as an int. Raises UsageError unless it is an integer >= 1."""
     if not isinstance(value, (int, np.integer)) or value < 1:
         raise UsageError(f"{name} is {value!r}; expected a whole number >= 1.")
     return int(value)
 
 
-def validation_epochs(given: Any) -> int | frozenset[int]:
+def validation_epochs(validation_freq: Any) -> int | frozenset[int]:
     """Returns `validation_freq` as a number >= 1 or as a set of epochs, counted from 1."""
-    if isinstance(given, Collection) and not isinstance(given, (str, bytes)):
-        return frozenset(positive("an epoch of validation_freq", epoch) for epoch in given)
-    return positive("validation_freq", given)
+    if isinstance(validation_freq, Collection) and not isinstance(validation_freq, (str, bytes)):
+        return frozenset(positive("an epoch of validation_freq", epoch) for epoch in validation_freq)
+    return positive("validation_freq", validation_freq)
 
 
 def repeated(source: Source, plan: Epochs, seed: int | None) -> Any:

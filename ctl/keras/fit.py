@@ -90,9 +90,9 @@ class History(MetricWriter):
           logs: Name -> values, one per epoch.
         """
         self.epoch = [*self.epoch, *(e for e in epochs if e not in self.epoch)]
-        for name, seen in logs.items():
-            if len(seen) > len(self.history.get(name, ())):
-                self.history[name] = list(seen)
+        for name, values in logs.items():
+            if len(values) > len(self.history.get(name, ())):
+                self.history[name] = list(values)
 
     def __repr__(self) -> str:
         newest = ", ".join(f"{name} {format_number(v[-1])}" for name, v in self.history.items() if v)
@@ -130,20 +130,36 @@ def fit(
 ) -> History:
     """Trains a compiled Keras 3 model, created in the scope of its strategy. All workers must call it.
 
-    The arguments up to `validation_freq` are those of `Model.fit`; x may be arrays, a dataset, a PyDataset
-    or a generator of *global* batches, the same on every worker. Raises UsageError before training starts.
+    The arguments up to `validation_freq` are those of `Model.fit`. Raises UsageError before the training.
 
     Args:
+      model: Compiled Keras 3 model.
+      x: Inputs: arrays, or a dataset, a PyDataset or a generator of global batches, equal on all workers.
+      y: Targets, for arrays.
       batch_size: Examples per global batch of arrays. Defaults to 32.
+      epochs: Index of the last epoch.
+      verbose: "auto", 0 (no output), 1 (a progress bar) or 2 (lines).
       callbacks: ctl or Keras callbacks. All workers call them; the chief decides (stop, learning rate).
+      validation_split: Fraction of the arrays for validation, from the end.
+      validation_data: Data of the evaluations, like `x` or a tuple `(x, y)` or `(x, y, sample_weight)`.
+      shuffle: If True, the examples of arrays are shuffled in each epoch.
+      class_weight: Label -> weight of its examples.
+      sample_weight: Weights of the examples of arrays.
+      initial_epoch: Index of the first epoch.
+      steps_per_epoch: Number of batches per epoch. None: all.
+      validation_steps: Number of batches of an evaluation. None: all.
+      validation_batch_size: Examples per batch of an evaluation. None: `batch_size`.
+      validation_freq: Epochs between evaluations, or the epochs with one.
       model_dir: Directory of checkpoints and logs; an existing run resumes. None: no files.
-      checkpoints, writers: Checkpoint manager, metric writers. Default: model_dir, and the console.
-      seed: Seed of all randomness. None: that of `keras.utils.set_random_seed`, else 0.
+      checkpoints: Checkpoint manager. None: checkpoints in `model_dir`.
+      writers: Metric writers. None: the console, and files in `model_dir`.
+      seed: Seed of all random numbers. None: that of `keras.utils.set_random_seed`, else 0.
       save_every_steps: Steps between checkpoints. None: one checkpoint per epoch.
-      own_step, sync_batch_norm: Options for several replicas, see docs/keras.md.
+      own_step: "mean" runs a model's custom step on several replicas; see docs/keras.md.
+      sync_batch_norm: If True, BatchNormalization layers compute statistics over all replicas.
     """
     source = training_source((x, y, sample_weight), validation_split, batch_size, steps_per_epoch)
-    data = source.rest if validation_data is None else validation_data
+    data = source.validation if validation_data is None else validation_data
     ours, theirs = sorted_callbacks(callbacks, model, evaluates=data is not None)
     check_shares(source, _replicas_of(model))
     seeds = _seeds(model, seed)
@@ -182,7 +198,7 @@ def _trained(
         if trainer.topology.is_chief:
             names = ", ".join(type(c).__name__ for c in callbacks if is_of_batches(c))
             _log.warning(
-                "%s: called at each batch, so each step is a graph call of its own, which is slower.", names
+                "%s: called at each batch, so each step is a separate graph call, which is slower.", names
             )
     if plan.end == plan.first:
         if caller is not None:
@@ -263,10 +279,16 @@ def evaluate(
 ) -> Any:
     """Returns the loss and metrics of a compiled Keras 3 model. All workers must call it.
 
-    The arguments are those of `Model.evaluate`, except that `return_dict` is True by default. x may be
-    arrays, a dataset, a PyDataset or a generator of *global* batches. Every example counts once.
+    The arguments are those of `Model.evaluate`, except that `return_dict` is True by default. Every example
+    counts once.
 
     Args:
+      model: Compiled Keras 3 model.
+      x: Inputs: arrays, or a dataset, a PyDataset or a generator of global batches.
+      y: Targets, for arrays.
+      batch_size: Examples per global batch of arrays. Defaults to 32.
+      sample_weight: Weights of the examples of arrays.
+      steps: Number of batches. None: all.
       verbose: 0 for no output. Otherwise the chief prints one line.
       callbacks: Keras callbacks with `on_test_begin` or `on_test_end`, without methods for batches.
       return_dict: If False, returns a list in the order of `Model.evaluate`, or only the loss.
@@ -351,16 +373,16 @@ def check_verbose(verbose: Any) -> None:
 
 def _steps_per_loop(model: Any, per_batch: bool) -> int | str:
     """Returns the compiled `steps_per_execution` if above 1, 1 for callbacks at each batch, else "auto"."""
-    asked = getattr(model, "steps_per_execution", 1) or 1
-    return int(asked) if asked > 1 or per_batch else "auto"
+    steps_per_execution = getattr(model, "steps_per_execution", 1) or 1
+    return int(steps_per_execution) if steps_per_execution > 1 or per_batch else "auto"
 
 
 def _writers(
-    given: Sequence[MetricWriterLike] | None, verbose: Any, model_dir: str | None
+    writers: Sequence[MetricWriterLike] | None, verbose: Any, model_dir: str | None
 ) -> list[MetricWriterLike]:
     """Returns the given writers, or the default writers for a value of `verbose` as in Keras."""
     check_verbose(verbose)
-    if given is not None:
-        return list(given)
+    if writers is not None:
+        return list(writers)
     live = False if verbose == 2 else None
     return [*default_writers(model_dir, f"{model_dir}/logs", console=bool(verbose), live=live)]

@@ -187,7 +187,9 @@ def build_by_tracing(
     """Creates the variables of a model, its metrics and its optimizers by a trace of its step.
 
     Args:
+      model: Compiled Keras model.
       data: Example batch, as `train_step` receives it on one replica.
+      strategy: Strategy of the model.
       metrics: Metrics to record on several replicas.
 
     Returns the recorded metrics with the arguments of their `update_state`.
@@ -258,7 +260,11 @@ def check_several_replicas(
     """Raises UsageError for custom methods on several replicas if `own_step` is None.
 
     Args:
-      trains, evaluates: True if `train_step` or `test_step` will be called.
+      model: Compiled Keras model.
+      replicas: Number of replicas.
+      own_step: The argument of `ctl.fit`.
+      trains: True if `train_step` will be called.
+      evaluates: True if `test_step` will be called.
     """
     used = {"train_step": trains, "test_step": evaluates, "compute_loss": True, "compute_metrics": True}
     overridden = [method for method, is_used in used.items() if is_used and has_own(model, method)]

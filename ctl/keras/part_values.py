@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.distribute.keras_objects import layers_of, plain
+from ctl.distribute.keras_objects import layers_of, unwrap
 from ctl.step.keras_losses import GlobalMeans, undivided_means
 from ctl.tensorflow_patches import keras_models
 from ctl.tensorflow_patches.replaced_methods import replaced
@@ -78,7 +78,7 @@ def call_model(model: Any, inputs: Any, *, training: bool) -> Any:
     shift = next(_seed_shifts) * 1_000_003
 
     def value_of(variable: Any) -> tf.Tensor:
-        value = tf.convert_to_tensor(plain(variable))
+        value = tf.convert_to_tensor(unwrap(variable))
         is_seed = variable.name == "seed_generator_state"
         return value + tf.cast(shift, value.dtype) if is_seed else value
 
@@ -103,7 +103,8 @@ def compare_losses(loss: Any, targets: Any, outputs: Any) -> bool | None:
 
     Args:
       loss: Keras loss object.
-      targets, outputs: Tensors of a batch, `[NUM_ROWS, ...]`.
+      targets: Targets of a batch, `[NUM_ROWS, ...]`.
+      outputs: Outputs of the model for the batch, `[NUM_ROWS, ...]`.
     """
 
     def values() -> tuple[Any, Any]:
@@ -143,12 +144,12 @@ def compare_metrics(metric: Any, arguments: Sequence[Any], parts: Sequence[slice
     def values() -> tuple[Any, Any]:
         start = metric.stateless_reset_state()
         of_batch = metric.stateless_update_state(start, *arguments)
-        merged = [tf.convert_to_tensor(plain(value)) for value in start]
+        merged = [tf.convert_to_tensor(unwrap(value)) for value in start]
         for part in parts:
             with weighted_means((part.stop - part.start) / NUM_ROWS):
                 updated = metric.stateless_update_state(start, *(argument[part] for argument in arguments))
             merged = [
-                total + new - tf.convert_to_tensor(plain(old))
+                total + new - tf.convert_to_tensor(unwrap(old))
                 for total, new, old in zip(merged, updated, start, strict=True)
             ]
         return _result(metric, of_batch), _result(metric, merged)
@@ -161,7 +162,7 @@ def _result(metric: Any, values: list[Any]) -> Any:
     from keras import StatelessScope
 
     with StatelessScope(state_mapping=list(zip(metric.variables, values, strict=True))):
-        return tf.nest.map_structure(lambda part: tf.convert_to_tensor(plain(part)), metric.result())
+        return tf.nest.map_structure(lambda part: tf.convert_to_tensor(unwrap(part)), metric.result())
 
 
 def compare_added_losses(model: Any, inputs: Any) -> dict[str, bool]:

@@ -29,6 +29,7 @@ class KerasPredictor(Trainer):
         self._given, self._generator_states = model, generator_states
 
     def build(self) -> None:
+        """Sets the given model."""
         if self._generator_states is not None:
             self._generator_states.restore()
         self.model = self._given

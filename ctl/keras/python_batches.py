@@ -20,13 +20,14 @@ _LOOKED_AT = 2  # number of batches to compare for axes of variable size, as in 
 _first_batches: weakref.WeakKeyDictionary[tf.data.Dataset, Any] = weakref.WeakKeyDictionary()
 
 
-def is_py_dataset(thing: Any) -> bool:
+def is_py_dataset(value: Any) -> bool:
     """Returns True for a `keras.utils.PyDataset`."""
-    return any(c.__name__ == "PyDataset" and c.__module__.startswith("keras.") for c in type(thing).__mro__)
+    return any(c.__name__ == "PyDataset" and c.__module__.startswith("keras.") for c in type(value).__mro__)
 
 
-def is_generator(thing: Any) -> bool:
-    return isinstance(thing, Generator)
+def is_generator(value: Any) -> bool:
+    """Returns True for a Python generator."""
+    return isinstance(value, Generator)
 
 
 def training_batches(data: Any, *, epochs: int, steps: int, seed: int | None) -> tf.data.Dataset:
@@ -81,11 +82,11 @@ def generated_batches(generator: Any) -> Generated:
     first = list(itertools.islice(generator, _LOOKED_AT))
     if not first:
         raise UsageError("x is a generator that yields nothing; expected batches.")
-    rest = itertools.chain(first, generator)
-    seen = [_standard(batch) for batch in first]
-    dataset = _dataset(lambda: map(_standard, rest), seen, None)
-    _first_batches[dataset] = seen[0]
-    return Generated(dataset, _most_rows(seen))
+    batches = itertools.chain(first, generator)
+    standard_batches = [_standard(batch) for batch in first]
+    dataset = _dataset(lambda: map(_standard, batches), standard_batches, None)
+    _first_batches[dataset] = standard_batches[0]
+    return Generated(dataset, _most_rows(standard_batches))
 
 
 def example_batch(dataset: tf.data.Dataset) -> Any:
@@ -138,14 +139,14 @@ def _read(data: Any, indices: Iterable[int]) -> Iterator[Any]:
     if data.workers <= 1:
         yield from (_standard(data[i]) for i in indices)
         return
-    rest = iter(indices)
+    remaining = iter(indices)
     with ThreadPoolExecutor(data.workers) as pool:
         waiting = collections.deque(
-            pool.submit(data.__getitem__, i) for i in itertools.islice(rest, data.max_queue_size)
+            pool.submit(data.__getitem__, i) for i in itertools.islice(remaining, data.max_queue_size)
         )
         while waiting:
             batch = waiting.popleft().result()
-            waiting.extend(pool.submit(data.__getitem__, i) for i in itertools.islice(rest, 1))
+            waiting.extend(pool.submit(data.__getitem__, i) for i in itertools.islice(remaining, 1))
             yield _standard(batch)
 
 
@@ -196,11 +197,11 @@ def _dataset(batches: Any, first: list[Any], count: int | None) -> tf.data.Datas
         shapes = [a.shape for a in arrays]
         if len({len(s) for s in shapes}) > 1:
             raise UsageError(f"x gave batches of shapes {shapes}; expected the same number of axes.")
-        rest = zip(*(s[1:] for s in shapes), strict=True)
-        shape = [None, *(axis[0] if len(set(axis)) == 1 else None for axis in rest)]
+        dimensions = zip(*(s[1:] for s in shapes), strict=True)
+        shape = [None, *(axis[0] if len(set(axis)) == 1 else None for axis in dimensions)]
         return tf.TensorSpec(shape, tf.as_dtype(arrays[0].dtype))
 
-    made = tf.data.Dataset.from_generator(batches, output_signature=tf.nest.map_structure(spec, *first))
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.nest.map_structure(spec, *first))
     if count is not None:
-        made = made.apply(tf.data.experimental.assert_cardinality(count))
-    return made
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
+    return dataset

@@ -66,7 +66,8 @@ def check_losses_and_metrics(model: Any, x: Any, y: Any, replicas: int) -> None:
 
     Args:
       model: Compiled model with its variables.
-      x, y: Example batch. Only shapes and dtypes are used.
+      x: Inputs of a batch. Only shapes and dtypes are used.
+      y: Targets of a batch. Only shapes and dtypes are used.
       replicas: Number of replicas.
 
     Losses and metrics that cannot be called with random numbers are not checked.

@@ -36,9 +36,11 @@ class MetricPart:
         return self._metric.variables
 
     def result(self) -> Any:
+        """Returns this part of the result of the metric."""
         return self._metric.result()[self._key]
 
     def reset_state(self) -> None:
+        """Resets the metric."""
         self._metric.reset_state()
 
 
@@ -62,6 +64,7 @@ class NewestValue:
 
     @property
     def variables(self) -> list[tf.Variable]:
+        """The variables of the weighted sum."""
         return [self._sum, self._weight]
 
     def update_state(self, value: Any, weight: Any = 1.0) -> None:
@@ -71,9 +74,11 @@ class NewestValue:
         self._weight.assign(weight)
 
     def result(self) -> Any:
+        """Returns the weighted mean, `[]`."""
         return tf.cast(tf.math.divide_no_nan(self._sum, self._weight), tf.float32)
 
     def reset_state(self) -> None:
+        """Resets the sum and the metrics."""
         for variable in self.variables:
             variable.assign(0.0)
         keras_metrics.reset(self._metrics)

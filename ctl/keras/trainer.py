@@ -66,9 +66,10 @@ class KerasTrainer(Trainer):
         Args:
           model: Compiled model, created inside the strategy's scope; or a function that returns one and
             is called in that scope.
-          train, validation: Datasets of global batches `(x, y)` or `(x, y, sample_weight)`; arrays in
-            such tuples; or functions of the global batch size that return these. `train` is None for a
-            trainer that only evaluates or predicts.
+          train: Dataset of global batches `(x, y)` or `(x, y, sample_weight)`; arrays in such a tuple; or
+            a function of the global batch size that returns these. None for a trainer that only evaluates
+            or predicts.
+          validation: Data of the evaluations, like `train`.
           class_weight: Label -> weight of its examples in the loss and the weighted metrics.
           own_step: "mean" runs a model's custom `train_step`, `test_step` or `compute_loss` on several
             replicas, with losses that are means over the batch.
@@ -287,9 +288,11 @@ class KerasTrainer(Trainer):
         if isinstance(source, tf.data.Dataset):
             specs = tf.nest.flatten(source.element_spec)
             if all(isinstance(s, tf.TensorSpec) and _is_known(s.shape[1:]) for s in specs):
-                one = self.topology.num_replicas == 1
+                has_one_replica = self.topology.num_replicas == 1
                 return tf.nest.map_structure(
-                    lambda s: tf.zeros([s.shape[0] if one and s.shape[0] else rows, *s.shape[1:]], s.dtype),
+                    lambda s: tf.zeros(
+                        [s.shape[0] if has_one_replica and s.shape[0] else rows, *s.shape[1:]], s.dtype
+                    ),
                     source.element_spec,
                 )
             batch = example_batch(source)
@@ -320,8 +323,8 @@ def _is_known(shape: Any) -> bool:
     return shape.rank is not None and shape.is_fully_defined()
 
 
-def _is_model(thing: Any) -> bool:
-    return hasattr(thing, "compile") and hasattr(thing, "predict_on_batch")
+def _is_model(value: Any) -> bool:
+    return hasattr(value, "compile") and hasattr(value, "predict_on_batch")
 
 
 def _of(source: Any, batch_size: int) -> Any:
@@ -386,8 +389,8 @@ def class_weights(weights: Mapping[int, float]) -> Callable[[Any], tf.Tensor]:
         if labels.dtype.is_floating:
             labels = tf.round(labels)
         index = tf.cast(labels, tf.int32)
-        known = (index >= 0) & (index < len(table))
-        found = tf.gather(tf.constant(table), tf.where(known, index, 0))
-        return tf.where(known, found, 1.0)
+        is_listed = (index >= 0) & (index < len(table))
+        weights = tf.gather(tf.constant(table), tf.where(is_listed, index, 0))
+        return tf.where(is_listed, weights, 1.0)
 
     return weight_of

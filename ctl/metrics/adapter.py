@@ -10,8 +10,11 @@ from ctl.metrics.protocol import Event, MetricWriter
 class MetricWriterLike(Protocol):
     """The methods that an object needs to be a metric writer."""
 
-    def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None: ...
-    def note(self, event: Event) -> None: ...
+    def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
+        """Writes metrics."""
+
+    def note(self, event: Event) -> None:
+        """Handles an event of a run."""
 
 
 class WriterAdapter(MetricWriter):
@@ -25,15 +28,19 @@ class WriterAdapter(MetricWriter):
 
     @property
     def class_name(self) -> str:
+        """Returns the name of the user's class."""
         return type(self._wrapped).__name__
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
+        """Writes metrics with the user's object."""
         self._wrapped.write(step, values, run)
 
     def note(self, event: Event) -> None:
+        """Passes an event to the user's object."""
         self._wrapped.note(event)
 
     def abandon(self) -> bool:
+        """Calls `abandon` of the user's object. Returns False if it has none."""
         if self._abandon is not None:
             self._abandon()
         return self._abandon is not None

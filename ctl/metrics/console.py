@@ -43,9 +43,11 @@ class ConsoleWriter(MetricWriter):
             self._console = LiveConsole(screen, clock)
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
+        """Prints metrics or adds them to the progress bar."""
         self._console.write(step, values, run)
 
     def note(self, event: Event) -> None:
+        """Prints an event of a run."""
         self._console.note(event)
 
 

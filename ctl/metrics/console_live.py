@@ -40,6 +40,7 @@ class LiveConsole:
         self._has_ended = False
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
+        """Shows training metrics in the bar, and prints those of an evaluation."""
         if run == "train":
             self._values.update(values)
             if self._bar is not None:
@@ -50,6 +51,7 @@ class LiveConsole:
         self._screen.print(Text(_GAP.join([f"{run} step {step}", *metric_texts(values)])))
 
     def note(self, event: Event) -> None:
+        """Updates the bar, or prints the start or end of a run."""
         if type(event) is Progressed:
             self._progress(event.step)
         elif isinstance(event, Started):

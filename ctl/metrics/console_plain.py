@@ -28,6 +28,7 @@ class PlainConsole:
         self._has_ended = False
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
+        """Prints a line of metrics. Training metrics are printed at a limited rate."""
         if run != "train":
             self._pace.note_evaluation()
             texts = [*metric_texts(values), *rate_texts(values), *setting_texts(values)]
@@ -44,6 +45,7 @@ class PlainConsole:
         self._line("  ".join(texts))
 
     def note(self, event: Event) -> None:
+        """Prints the start or end of a run."""
         if type(event) is Progressed:
             self._pace.tick(event.step)
         elif isinstance(event, Started):

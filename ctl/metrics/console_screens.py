@@ -96,19 +96,23 @@ class NotebookScreen:
         self._handle: Any = None
 
     def print(self, block: RenderableType) -> None:
+        """Prints text above the bar."""
         self._file.write("".join(f"{line}\n" for line in text_lines(block)))
         self._file.flush()
 
     def open(self, bar: Progress) -> None:
+        """Displays a bar."""
         from IPython.display import display
 
         self._bar, self._handle = bar, display(_mime_bundle(bar), raw=True, display_id=True)
 
     def refresh(self) -> None:
+        """Draws the bar again."""
         if self._bar is not None:
             self._handle.update(_mime_bundle(self._bar), raw=True)
 
     def close(self) -> None:
+        """Draws the bar for the last time."""
         self.refresh()
         self._bar = self._handle = None
 

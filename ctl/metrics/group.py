@@ -31,6 +31,7 @@ class WriterGroup:
         return bool(self._writers)
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
+        """Writes metrics with all writers. A writer that fails gets no further calls."""
         self._check_owner()
         self._each(lambda writer: writer.write(step, values, run))
 

@@ -48,6 +48,7 @@ class JsonlWriter(MetricWriter):
         self._num_dropped = 0  # lines since the first failure
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
+        """Writes one line with step, run, time and metrics."""
         row: dict[str, Any] = {"step": int(step), "run": run, "time": self._clock()}
         for name, value in values.items():
             row[f"metric.{name}" if name in _RESERVED_KEYS else name] = _json_number(value)
@@ -59,6 +60,7 @@ class JsonlWriter(MetricWriter):
         self._write_pending()
 
     def note(self, event: Event) -> None:
+        """Opens the file at the start of a run and closes it at the end."""
         if isinstance(event, Started):
             self._close()
             self._last_valid_step = event.step

@@ -18,7 +18,9 @@ class MemoryWriter(MetricWriter):
         self.events: list[Event] = []
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
+        """Appends the metrics to `rows`."""
         self.rows.append((run, step, dict(values)))
 
     def note(self, event: Event) -> None:
+        """Appends the event to `events`."""
         self.events.append(event)

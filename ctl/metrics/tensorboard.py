@@ -68,10 +68,12 @@ class TensorBoardWriter(MetricWriter):
         self._abandoned = False
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
+        """Queues scalars for the background thread."""
         numbers = {tag: float(value) for tag, value in values.items()}
         self._post((self._clock(), int(step), numbers, run))
 
     def note(self, event: Event) -> None:
+        """Queues an event for the background thread, and waits for it at the end of a run."""
         if type(event) not in _HANDLED_EVENTS:
             return
         if type(event) is Ended:

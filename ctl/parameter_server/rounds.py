@@ -23,9 +23,14 @@ class RoundRunner(Protocol):
 
     num_workers: int
 
-    def completed(self) -> int: ...
-    def watch_with(self, watch: Callable[[], bool]) -> None: ...
-    def limit_calls(self, steps: int) -> None: ...
+    def completed(self) -> int:
+        """Returns the number of completed steps."""
+
+    def watch_with(self, watch: Callable[[], bool]) -> None:
+        """Sets a function that is polled while steps run. True ends the round."""
+
+    def limit_calls(self, steps: int) -> None:
+        """Sets the largest number of steps of a call of a worker."""
 
 
 class RoundPacing:

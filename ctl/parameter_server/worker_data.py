@@ -32,7 +32,9 @@ def open_train_per_worker(
 
     Args:
       train_data: The user's function (global batch size) -> data.
-      strategy, global_batch_size, seed: Settings of the job.
+      strategy: Strategy of the job.
+      global_batch_size: Examples per step over all replicas.
+      seed: Seed of all random numbers.
       start_examples: Number of consumed examples.
       epochs: Number of epochs to train for. None: see `steps`.
       steps: Number of steps to train for. If it and `epochs` are None, the run ends with the data.

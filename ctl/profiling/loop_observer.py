@@ -80,7 +80,7 @@ class LoopObserver:
         """Called with the sums of `values_to_sum` over workers."""
 
     def wants_report(self) -> bool:
-        """Returns True if `report` is due. Only the value of the chief is used."""
+        """Returns True to request a call of `report`. Only the value of the chief is used."""
         return False
 
     def report(self, step: int, batches: Batches, *, has_more_steps: bool) -> None:

@@ -136,12 +136,15 @@ class StepProfiler(LoopObserver):
             _log.warning("ctl profile measures synchronous workers, not those of parameter servers.")
 
     def next_mark(self, step: int) -> int | None:
+        """Returns the first or last step of the trace, or None."""
         return None if self._trace is None else self._trace.next_mark(step)
 
     def around(self, step: int) -> contextlib.AbstractContextManager[bool]:
+        """Returns the context of the trace."""
         return super().around(step) if self._trace is None else self._trace.around(step)
 
     def completed(self, loop: CompletedLoop) -> None:
+        """Adds the duration of a graph call to the window."""
         if loop.is_timed:
             self._window.add(loop.num_steps, loop.start, loop.end)
         else:

@@ -39,6 +39,7 @@ class Stragglers(LoopObserver):
         self._reported: int | None = None
 
     def completed(self, loop: CompletedLoop) -> None:
+        """Adds the duration of a graph call."""
         self._steps += loop.num_steps
         self._secs += loop.secs or 0.0
         self._compiled |= loop.secs is None

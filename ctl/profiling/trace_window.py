@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from ctl.config import step_range
+from ctl.config import parse_step_range
 from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.io import paths
@@ -55,12 +55,13 @@ class TraceWindow(LoopObserver):
     """
 
     def __init__(self, steps: str, directory: str, name: str):
-        self._first, self._last = step_range(steps)
+        self._first, self._last = parse_step_range(steps)
         self.path = paths.path(directory) / f"steps_{self._first}-{self._last}" / f"{name}.xplane.pb"
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._is_complete = False
 
     def next_mark(self, step: int) -> int | None:
+        """Returns the next step at which the trace starts or ends."""
         if step < self._first:
             return self._first
         return step + 1 if self._covers(step) else None

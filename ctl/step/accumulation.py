@@ -1,6 +1,6 @@
 """Loop state of gradient accumulation: gradients of several parts of a batch, added up.
 
-A dense gradient is a tensor. A sparse one is a list [indices, values], whose rows are concatenated.
+A dense gradient is a tensor. A sparse one is a list [indices, values]; the rows of parts are concatenated.
 """
 
 import dataclasses

@@ -59,7 +59,7 @@ def warn_of_skipped(is_valid: tf.Tensor, flags: tf.Tensor, step: tf.Tensor, is_l
     """Prints from the graph that the step after `step` is left out.
 
     Args:
-      is_valid: `[]` bool, True where the step counts and nothing is printed.
+      is_valid: `[]` bool, True where the step counts and the warning is not printed.
       flags: Flags of `suspects`.
       step: Number of completed steps.
       is_local: True if workers train independently. Each replica prints then, else the first one only.

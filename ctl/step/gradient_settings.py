@@ -22,7 +22,7 @@ class Gradients:
       wire_dtype: Data type in which gradients travel between replicas. "bfloat16" and "float16" halve the
         number of bytes, except between workers that share memory. "int8" sends a quarter, between workers
         with one replica each; rounding errors are added to the gradients of the next step. None sends the
-        gradients as they are.
+        gradients in their own dtype.
       on_nonfinite: Policy for a loss or gradient that is NaN or infinite on any replica: "stop" ends the
         run, "skip" leaves the step out, "rollback" restores the newest checkpoint and continues with other
         data.

@@ -82,7 +82,7 @@ def count_outside_replicas(metrics: Iterable[Any]) -> None:
 
     Keras adds to a variable by reading and assigning it, and central storage sums the assigned values of
     the replicas, so old values would count once for each replica (measured: a loss of 1.23 instead of
-    1.28). Updates of a plain variable run one after the other in the graph of the step.
+    1.28). Updates of a plain variable run sequentially in the graph of the step.
     """
     for metric in metrics:
         for variable in metric.variables:
@@ -91,8 +91,7 @@ def count_outside_replicas(metrics: Iterable[Any]) -> None:
 
 
 def build_outside_steps(metrics: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
-    """Lets metrics that create variables at their first update, such as F1Score, create them outside the
-    trace.
+    """Creates the variables of metrics that create them at their first update, such as F1Score.
 
     Within the trace each replica would create variables, which TensorFlow does not support.
     """

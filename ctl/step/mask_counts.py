@@ -1,7 +1,7 @@
 """Number of entries of a mask in all parts of a batch, counted while the first part is traced.
 
 `average(mask=...)` divides by the number of entries in the whole global batch. With `accumulate_steps` the
-parts run one after the other, and the first part needs the total. Therefore the operations between the
+parts run sequentially, and the first part needs the total. Therefore the operations between the
 batch and the mask are repeated for the other parts before the first division.
 """
 

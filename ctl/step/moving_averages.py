@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute.keras_objects import attribute, is_keras3, plain
+from ctl.distribute.keras_objects import attribute, is_keras3, unwrap
 from ctl.errors import UsageError
 from ctl.tensorflow_patches import optimizer_attributes
 
@@ -25,7 +25,7 @@ def averages_of(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any
     optimizer = attribute(optimizer, "inner_optimizer") or optimizer  # of one that scales the loss
     if not attribute(optimizer, "use_ema") or not optimizer_attributes.moving_averages(optimizer):
         return []
-    if int(plain(optimizer.iterations).numpy()) == 0:
+    if int(unwrap(optimizer.iterations).numpy()) == 0:
         return []
     return optimizer_attributes.average_pairs(optimizer, variables, is_keras3=is_keras3(optimizer))
 
@@ -88,7 +88,7 @@ def _checked(pair: Any) -> tuple[Any, Any]:
             f"moving_averages() has {_named(pair)}; expected pairs (variable, its average) of one shape: "
             "[(v, self.ema.average(v)) for v in self.model.trainable_variables]."
         )
-    return plain(pair[0]), plain(pair[1])
+    return unwrap(pair[0]), unwrap(pair[1])
 
 
 def _named(value: Any) -> str:

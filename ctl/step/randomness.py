@@ -28,6 +28,7 @@ class GeneratorStates:
 
     @classmethod
     def current(cls) -> "GeneratorStates":
+        """Returns the states of the generators of this process."""
         return cls(random.getstate(), np.random.get_state())
 
     def restore(self) -> None:

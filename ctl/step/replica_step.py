@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from ctl.distribute.autograph import converted
-from ctl.distribute.keras_objects import plain
+from ctl.distribute.keras_objects import unwrap
 from ctl.distribute.row_partition import Share, num_rows, take_rows
 from ctl.errors import UsageError
 from ctl.step import accumulation, finiteness, replica_assignments
@@ -52,7 +52,7 @@ class UserStep:
 class ReplicaStep:
     """The step of one replica, as a function from a batch to a packed matrix `[m, 2]`.
 
-    With `accumulate_steps`, parts of the batch run one after the other, their gradients are added up, and
+    With `accumulate_steps`, parts of the batch run sequentially, their gradients are added up, and
     the updates follow the last part. With `jit_compile`, forward and backward are one XLA program, and the
     updates follow it. A replica without examples runs the step on a placeholder row, which does not count:
     a row of another replica if the share contains the number of its real rows, else zeros.
@@ -113,7 +113,7 @@ class ReplicaStep:
         trace = _ReplicaTrace(self, self._user_step, context, share_of, self._num_replicas, self._skipping)
         if context.settings.accumulate_steps > 1:
             return trace.accumulated
-        return trace.compiled if self._user_step.is_compiled() else trace.plain
+        return trace.compiled if self._user_step.is_compiled() else trace.uncompiled
 
     def record_trace(self, record: StepRecord) -> None:
         """Records whether a traced step calls `minimize`."""
@@ -145,7 +145,7 @@ class _ReplicaTrace:
     _num_replicas: int
     _skipping: Skipping
 
-    def plain(self, element: Any) -> Any:
+    def uncompiled(self, element: Any) -> Any:
         share, saved = self._start(element)
         part = self._part(share)
         with self._tracing(part) as traced:
@@ -302,7 +302,7 @@ class _ReplicaTrace:
         """Returns the variables of metrics with their values before the step, if the batch may be empty."""
         if is_empty is None:
             return []
-        variables = [plain(v) for m in self._user_step.metrics for v in m.variables]
+        variables = [unwrap(v) for m in self._user_step.metrics for v in m.variables]
         # in central storage all replicas update one variable, which cannot be restored
         return [(v, tf.identity(v)) for v in variables if hasattr(v, "values")]
 

@@ -24,7 +24,7 @@ def apply_update(request: UpdateRequest, context: StepContext, reducer: Gradient
     """Reduces the gradients of a request, checks them, clips them and applies them. Replica context.
 
     If the loss or a gradient is not finite on any replica, `on_nonfinite` of the settings applies to all
-    replicas alike. With "stop" the graph raises InvalidArgumentError with `finiteness.MESSAGE`, except
+    replicas. With "stop" the graph raises InvalidArgumentError with `finiteness.MESSAGE`, except
     where it cannot; then `may_continue` of the outcome is False.
 
     Returns:

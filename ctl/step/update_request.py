@@ -44,7 +44,7 @@ def compute_update(
     Args:
       loss: `[]`, share of this replica in the global loss, computed inside `tape`.
       tape: Tape of the forward pass.
-      variables: Variables to train. Those without a gradient are left out.
+      variables: Variables to train. Variables without a gradient are left out.
       optimizer: Optimizer that will apply the gradients.
       context: Context of the step. If workers train independently, the gradients are those of the mean over
         the worker's own examples.

@@ -20,13 +20,17 @@ from ctl.tensorflow_patches.eager_context import eager_context
 class CoordinationClient(Protocol):
     """Methods of TensorFlow's context that use the coordination service."""
 
-    def set_config_key_value(self, key: str, value: str) -> None: ...
+    def set_config_key_value(self, key: str, value: str) -> None:
+        """Stores a value for all workers."""
 
-    def get_config_key_value(self, key: str, timeout_in_ms: int = ...) -> str: ...
+    def get_config_key_value(self, key: str, timeout_in_ms: int = ...) -> str:
+        """Returns a value. Blocks until it is set."""
 
-    def delete_config_key_value(self, key: str) -> None: ...
+    def delete_config_key_value(self, key: str) -> None:
+        """Deletes a value."""
 
-    def check_collective_ops_peer_health(self, task: str, timeout_in_ms: int) -> None: ...
+    def check_collective_ops_peer_health(self, task: str, timeout_in_ms: int) -> None:
+        """Raises an error if a task does not answer."""
 
 
 def coordination_client() -> CoordinationClient:

@@ -31,11 +31,14 @@ class LossReduction(Protocol):
         mask: Any,
         reduction: Any,
         dtype: Any,
-    ) -> Any: ...
+    ) -> Any:
+        """Replaces `reduce_weighted_values`."""
 
-    def scale(self, original: Any, value: Any) -> Any: ...
+    def scale(self, original: Any, value: Any) -> Any:
+        """Replaces `scale_loss_for_distribution`."""
 
-    def unscale(self, original: Any, value: Any) -> Any: ...
+    def unscale(self, original: Any, value: Any) -> Any:
+        """Replaces `unscale_loss_for_distribution`."""
 
 
 def replace_loss_reduction(replacement: LossReduction) -> None:

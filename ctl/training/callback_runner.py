@@ -15,7 +15,7 @@ from ctl.callbacks.protocol import EVENTS, Callback, Decision
 from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.tracked_state import variables_of
 from ctl.distribute.communication import PEER_ERRORS
-from ctl.distribute.keras_objects import plain
+from ctl.distribute.keras_objects import unwrap
 from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.io import paths
@@ -167,7 +167,7 @@ class CallbackRunner:
                 self._reduce(step, decision.learning_rate_factor, decision.lowest_learning_rate)
             if decision.learning_rate is not None:
                 optimizer = self._adjustable_optimizer("learning_rate=...")
-                if float(plain(optimizer.learning_rate).numpy()) != decision.learning_rate:
+                if float(unwrap(optimizer.learning_rate).numpy()) != decision.learning_rate:
                     optimizer.learning_rate = decision.learning_rate
             if decision.keep_weights:
                 self._remember()
@@ -230,12 +230,12 @@ class CallbackRunner:
             return
         # those of a run without averages may be shorter
         for variable, value in zip(self._variables(), self._best_weights, strict=False):
-            kind = variable.dtype.as_numpy_dtype
-            variable.assign(value.view(kind) if value.dtype.kind == "V" else value)  # bfloat16 in .npz
+            dtype = variable.dtype.as_numpy_dtype
+            variable.assign(value.view(dtype) if value.dtype.kind == "V" else value)  # bfloat16 in .npz
 
     def _variables(self) -> list[tf.Variable]:
         averages = [average for _, average in self._task.moving_averages.pairs()]
-        return [*(plain(v) for v in variables_of(self._task.model)), *averages]
+        return [*(unwrap(v) for v in variables_of(self._task.model)), *averages]
 
     def _remember(self) -> None:
         self._best_weights = [v.numpy() for v in self._variables()]
@@ -254,7 +254,7 @@ class CallbackRunner:
 
     def _reduce(self, step: int, factor: float, lowest: float) -> None:
         optimizer = self._adjustable_optimizer("learning_rate_factor=...")
-        old = float(plain(optimizer.learning_rate).numpy())
+        old = float(unwrap(optimizer.learning_rate).numpy())
         new = max(old * factor, lowest)
         if new < old:
             optimizer.learning_rate = new

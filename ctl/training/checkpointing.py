@@ -34,7 +34,7 @@ class Checkpointing:
       world: Processes of the job.
       state: Variables of the trainer.
       manager: Checkpoint manager.
-      reducer: Reducer of gradients, which may have variables of its own.
+      reducer: Reducer of gradients; its variables are part of the state.
       position: Position of the data iterator, if checkpoints contain it.
 
     Attributes:
@@ -113,17 +113,17 @@ class Checkpointing:
         Raises:
           UsageError: If there is no checkpoint.
         """
-        given = paths.path(path)
-        step = commit.step_of(given)
+        user_path = paths.path(path)
+        step = commit.step_of(user_path)
         if step >= 0:
-            directory = given.parent
+            directory = user_path.parent
         else:
-            inside = given / "checkpoints"
-            directory = inside if paths.call_with_retries(inside.is_dir) else given
+            inside = user_path / "checkpoints"
+            directory = inside if paths.call_with_retries(inside.is_dir) else user_path
         manager = ChiefOnlyCheckpoints(str(directory))
 
         def choose() -> int:
-            chosen = step if step >= 0 and given.is_dir() else manager.choose() if step < 0 else None
+            chosen = step if step >= 0 and user_path.is_dir() else manager.choose() if step < 0 else None
             if chosen is None:
                 raise UsageError(
                     f"restore({str(path)!r}): there is no checkpoint; expected a directory such as "

@@ -65,7 +65,7 @@ def intervals_of(config: Config, intervals: Intervals | None = None) -> Interval
     }
     if intervals is None:
         return Intervals(**fields)
-    explicit = [field for field, setting in _SETTING_BY_FIELD.items() if setting in config.given]
+    explicit = [field for field, setting in _SETTING_BY_FIELD.items() if setting in config.explicit_names]
     return dataclasses.replace(intervals, **{field: fields[field] for field in explicit})
 
 

@@ -114,7 +114,7 @@ def _translate_peer_error(error: BaseException, text: str, step: int) -> BaseExc
     if isinstance(error, PEER_ERRORS):
         return PeerLostError(
             f"Step {step}: another task is gone or cannot be reached "
-            f"({_first_line(text.replace(FAILURE_MARK, ''), _PEER_WORDS)}). Its own log tells why."
+            f"({_first_line(text.replace(FAILURE_MARK, ''), _PEER_WORDS)}). See the log of that worker."
         )
     if isinstance(error, tf.errors.FailedPreconditionError) and FAILURE_MARK in text:
         message = text.partition(FAILURE_MARK)[2]
@@ -141,8 +141,8 @@ _MEMORY_WORDS = ("OOM", "out of memory", "llocat", "memory")
 _PEER_WORDS = ("aborted", "reset by peer", "closed", "unhealthy", "timed out", "failed to connect")
 
 
-def _first_line(text: str, words: tuple[str, ...]) -> str:
-    """Returns the first line of a TensorFlow error that contains one of `words`, or the first line."""
+def _first_line(text: str, substrings: tuple[str, ...]) -> str:
+    """Returns the first line of a TensorFlow error that contains one of `substrings`, or the first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    matching = [line for line in lines if any(word in line for word in words)]
+    matching = [line for line in lines if any(s in line for s in substrings)]
     return (matching or lines or [""])[0][:200]

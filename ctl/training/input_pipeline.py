@@ -28,7 +28,7 @@ def open_train_batches(
       UsageError: If the number of steps or epochs is invalid, or both are None and the data is endless.
     """
     if steps is not None:
-        config.whole("steps", steps, 1)
+        config.check_integer("steps", steps, 1)
     if steps is not None and epochs is not None:
         raise UsageError(f"got steps={steps} and epochs={epochs}; expected one of them.")
     if epochs is not None and not (isinstance(epochs, (int, float)) and 0 < epochs < float("inf")):

@@ -34,7 +34,7 @@ from ctl.training.pacing import Pacing
 
 _log = logging.getLogger("ctl")
 _PLANNED = Action.SAVE | Action.EVALUATE
-_AGREE_SECS = 0.5  # how often workers agree when nothing else makes them
+_AGREE_SECS = 0.5  # interval of the agreement of workers, unless an action is due earlier
 
 
 class Interrupted(Exception):
@@ -54,8 +54,8 @@ class FailedElsewhere(CtlError):
 
     exit_code = EXIT_RETRY
 
-    def __init__(self, what: str = "The evaluation") -> None:
-        super().__init__(f"{what} failed on another worker; its log says why.")
+    def __init__(self, phase: str = "The evaluation") -> None:
+        super().__init__(f"{phase} failed on another worker; see the log of that worker.")
 
 
 @dataclass(frozen=True)
@@ -112,15 +112,30 @@ class GraphLoop(Protocol):
     reducer: GradientReducer
 
     @property
-    def has_run(self) -> bool: ...
+    def has_run(self) -> bool:
+        """True once a graph call has ended."""
+
     @property
-    def calls_minimize(self) -> bool: ...
-    def run(self, batches: Batches, steps: int, packed: tf.Tensor) -> tuple[tf.Tensor, int]: ...
-    def trace(self, batches: Batches) -> None: ...
-    def refresh(self) -> None: ...
-    def release(self) -> None: ...
-    def graph_def(self) -> tf.compat.v1.GraphDef | None: ...
-    def pacing(self) -> Pacing: ...
+    def calls_minimize(self) -> bool:
+        """True if the traced step calls `minimize`."""
+
+    def run(self, batches: Batches, steps: int, packed: tf.Tensor) -> tuple[tf.Tensor, int]:
+        """Runs steps. Returns the packed sums and the number of completed steps."""
+
+    def trace(self, batches: Batches) -> None:
+        """Traces the graph without running it."""
+
+    def refresh(self) -> None:
+        """Called after user code, which may have changed the set of trained variables."""
+
+    def release(self) -> None:
+        """Releases the batches of the newest call, so that their pipeline can end."""
+
+    def graph_def(self) -> tf.compat.v1.GraphDef | None:
+        """Returns the graph for TensorBoard, or None."""
+
+    def pacing(self) -> Pacing:
+        """Returns the policy of loop lengths."""
 
 
 @dataclass(frozen=True)

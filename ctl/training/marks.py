@@ -24,7 +24,7 @@ class Marks:
         return due | Action.END_EPOCH if ends_epoch else due
 
     def next_mark(self, step: int, steps_per_epoch: float | None) -> int | None:
-        """Returns the first step after `step` at which an action is due, or None."""
+        """Returns the first step after `step` with a pending action, or None."""
         marks = [self.intervals.next_mark(step, steps_per_epoch)]
         if self._has_epoch_events:
             marks.append(_EPOCH.next_mark(step, steps_per_epoch))

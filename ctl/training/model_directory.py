@@ -19,7 +19,7 @@ def check_model_directory(path: str) -> None:
     Errors that may pass are retried for some seconds.
 
     Raises:
-      UsageError: If a later attempt would fail as well, for example without permission.
+      UsageError: If a retry cannot succeed, for example without permission.
       StorageError: If the error may pass. A full disk is only a warning where checkpoints exist: the
         training can resume, and its disk may have space by the next save.
     """

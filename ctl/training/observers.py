@@ -18,6 +18,7 @@ class LeaseObserver(LoopObserver):
         self._check_lease = check_lease
 
     def completed(self, loop: CompletedLoop) -> None:
+        """Raises an error if another job has taken over the model directory."""
         self._check_lease()
 
 
@@ -28,6 +29,7 @@ class ProgressObserver(LoopObserver):
         self._writers = writers
 
     def completed(self, loop: CompletedLoop) -> None:
+        """Notifies the writers."""
         self._writers.note(Progressed(loop.step))
 
 
@@ -35,6 +37,7 @@ class HeartbeatObserver(LoopObserver):
     """Records progress for the detection of hanging processes."""
 
     def completed(self, loop: CompletedLoop) -> None:
+        """Records the step."""
         heartbeat.current.record_step(loop.step)
 
 

@@ -16,9 +16,14 @@ class Pacing(Protocol):
 
     has_other_processes: bool
 
-    def begin(self, interruption: Interruption, note: Callable[[Any], None]) -> None: ...
-    def length(self, length: int, is_auto: bool, steps_per_sec: float, limits: Sequence[int]) -> int: ...
-    def end_of_short_loop(self, is_interrupted: bool) -> RunEnd: ...
+    def begin(self, interruption: Interruption, note: Callable[[Any], None]) -> None:
+        """Prepares for a run."""
+
+    def length(self, length: int, is_auto: bool, steps_per_sec: float, limits: Sequence[int]) -> int:
+        """Returns the number of steps of the next graph call."""
+
+    def end_of_short_loop(self, is_interrupted: bool) -> RunEnd:
+        """Returns the reason of a graph call that ended early."""
 
 
 class SynchronousPacing:

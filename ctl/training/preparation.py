@@ -19,7 +19,7 @@ from ctl.checkpoints.tracked_state import (
 from ctl.config import Config
 from ctl.data.resume_position import SavedIterator
 from ctl.distribute import collective_debug, strategies
-from ctl.distribute.keras_objects import layers_of, plain
+from ctl.distribute.keras_objects import layers_of, unwrap
 from ctl.distribute.strategy_kind import StrategyKind
 from ctl.distribute.world import World
 from ctl.profiling import profile_report, trace_window
@@ -113,7 +113,7 @@ def _build(trainer: Any, world: World) -> Sequence[Callback]:
     """Calls `build` and checks the created objects. Returns the callbacks of the trainer."""
     with strategies.scope(world.strategy):
         trainer.build()
-        if "on_nonfinite" in trainer.config.given:  # `build` may have made its own Gradients
+        if "on_nonfinite" in trainer.config.explicit_names:  # `build` may have made its own Gradients
             policy = trainer.config.on_nonfinite
             trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=policy)
         task = Task.of(trainer)
@@ -129,7 +129,7 @@ def _build(trainer: Any, world: World) -> Sequence[Callback]:
 
 
 def _timer(config: Config, world: World) -> StepTimes | None:
-    """Creates the timer of workers in step, or for `ctl profile`; None where steps cannot be timed."""
+    """Creates the timer of the steps, or returns None where steps cannot be timed."""
     topology = world.topology
     is_wanted = topology.num_workers > 1 or profile_report.requested() is not None
     if not is_wanted or config.jit_compile == "loop" or world.is_asynchronous:
@@ -142,11 +142,11 @@ def _reducer_inputs(
 ) -> ReducerInputs:
     owners = task.owners
     trainable = {id(v): v for m in task.models.values() for v in getattr(m, "trainable_variables", ())}
-    slots = {id(plain(v)): plain(v) for o in owners.values() if is_optimizer(o) for v in variables_of(o)}
+    slots = {id(unwrap(v)): unwrap(v) for o in owners.values() if is_optimizer(o) for v in variables_of(o)}
 
     def weights(is_trained: bool) -> list[tf.Variable]:
         chosen = trained_weights_of if is_trained else weights_of
-        variables = {id(plain(v)): plain(v) for owner in task.owners.values() for v in chosen(owner)}
+        variables = {id(unwrap(v)): unwrap(v) for owner in task.owners.values() for v in chosen(owner)}
         return [v for v in variables.values() if v.dtype.is_floating]
 
     return ReducerInputs(

@@ -8,7 +8,7 @@ from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.tracked_state import statistics_of
 from ctl.config import Config
 from ctl.distribute import communication_choice, engine_all_reduce
-from ctl.distribute.keras_objects import plain
+from ctl.distribute.keras_objects import unwrap
 from ctl.distribute.world import World
 from ctl.step import keras_metrics
 from ctl.step.reducers.reducer import GradientReducer
@@ -31,7 +31,7 @@ class ProgramCache:
       task: Methods and objects of the user.
       world: Processes of the job.
       reducer: Reducer of gradients.
-      timer: Timer of workers in step, or for `ctl profile`. None where steps cannot be timed.
+      timer: Timer of the steps, for several workers or for `ctl profile`. None where steps cannot be timed.
       counter: Number of completed steps.
 
     Attributes:
@@ -124,7 +124,7 @@ class ProgramCache:
     def _trained_variables(self) -> tuple[int, ...]:
         """Returns the identities of the variables that are trained; a layer may be frozen between loops."""
         models = tf.nest.flatten(list(self._task.models.values()))
-        return tuple(id(plain(v)) for m in models for v in getattr(m, "trainable_variables", ()))
+        return tuple(id(unwrap(v)) for m in models for v in getattr(m, "trainable_variables", ()))
 
     def _built_metrics(self) -> list[Any]:
         """Returns the Keras metrics of the trainer, built outside of its steps."""
@@ -157,6 +157,6 @@ class ProgramCache:
     def _gradient_specs(self) -> Sequence[tf.TensorSpec]:
         """Returns the shapes and dtypes of the gradients of a step."""
         models = self._task.models.values()
-        weights = {id(plain(v)): plain(v) for m in models for v in getattr(m, "trainable_variables", ())}
+        weights = {id(unwrap(v)): unwrap(v) for m in models for v in getattr(m, "trainable_variables", ())}
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in weights.values()]
         return specs or [tf.TensorSpec([1], tf.float32)]

@@ -59,16 +59,16 @@ def check_configuration(
         "global_batch_size": resumed.world.get("global_batch_size"),
         "train_data": _source_before(resumed, batches) if batches.has_exact_counts else None,
     }
-    now = {
+    current = {
         "seed": config.seed,
         "global_batch_size": config.global_batch_size,
         "train_data": batches.description,
     }
     if batches.is_per_worker:
         before["workers"] = resumed.world.get("workers")
-        now["workers"] = topology.num_workers
-    order = [k for k in before if before[k] is not None and before[k] != now[k]]
-    lines = [f"  {k}: {before[k]} before, {now[k]} now" for k in order]
+        current["workers"] = topology.num_workers
+    order = [k for k in before if before[k] is not None and before[k] != current[k]]
+    lines = [f"  {k}: {before[k]} before, {current[k]} now" for k in order]
     if lines and not config.allow_config_change:
         raise UsageError(
             f"The checkpoint of step {resumed.step} was made with other settings: from here on, examples "
@@ -77,12 +77,12 @@ def check_configuration(
             + "\nGive the settings of before, another --model_dir, or --allow_config_change."
         )
     old = resumed.config
-    others = [
+    changed_settings = [
         k
         for k in configuration
         if old and k not in (*before, *_MAY_DIFFER) and old.get(k) != configuration[k]
     ]
-    lines += [f"  {k}: {old.get(k, 'nothing')} before, {configuration[k]} now" for k in others]
+    lines += [f"  {k}: {old.get(k, 'nothing')} before, {configuration[k]} now" for k in changed_settings]
     if lines and topology.is_chief:
         _log.warning("Other settings than at step %d:\n%s", resumed.step, "\n".join(lines))
 
@@ -92,13 +92,13 @@ def _source_before(resumed: Manifest, batches: Batches) -> str | None:
 
     Manifests without the key `one_pass` count the batches of all epochs of that run.
     """
-    before, now = resumed.data.get("source"), batches.description
-    counts = [_COUNTED_BATCHES.fullmatch(text or "") for text in (before, now)]
+    before, current = resumed.data.get("source"), batches.description
+    counts = [_COUNTED_BATCHES.fullmatch(text or "") for text in (before, current)]
     if resumed.data.get("one_pass") or None in counts:
         return before
     (all_epochs, size), (one_epoch, size_now) = (match.groups() for match in counts if match)
     is_multiple = int(all_epochs.replace(",", "")) % max(1, int(one_epoch.replace(",", ""))) == 0
-    return now if size == size_now and is_multiple else before
+    return current if size == size_now and is_multiple else before
 
 
 def check_not_deleted(model_dir: str, topology: Topology, manager: CheckpointManager) -> None:

@@ -19,7 +19,7 @@ from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.tracked_state import weights_of
 from ctl.data.pipeline import Batches
 from ctl.distribute import job_fingerprint
-from ctl.distribute.keras_objects import attribute, plain
+from ctl.distribute.keras_objects import attribute, unwrap
 from ctl.distribute.world import World
 from ctl.io import paths
 from ctl.metrics.parameters import Parameter, parameter_total
@@ -58,7 +58,7 @@ def run_info(prepared: PreparedTrainer, options: RunOptions, batches: Batches) -
 
 def parameters_of(prepared: PreparedTrainer) -> tuple[Parameter, ...]:
     """Returns the weights of the models under their names in checkpoints."""
-    weight_ids = {id(plain(v)) for owner in prepared.task.owners.values() for v in weights_of(owner)}
+    weight_ids = {id(unwrap(v)) for owner in prepared.task.owners.values() for v in weights_of(owner)}
     return tuple(
         (name, tuple(d or 0 for d in v.shape.as_list()), v.dtype.name, bool(v.trainable))
         for name, v in prepared.state.variables.items()
@@ -115,7 +115,7 @@ def configuration(prepared: PreparedTrainer, options: RunOptions) -> dict[str, A
 
 def _origin(hparams: Mapping[str, Any]) -> dict[str, str]:
     """Returns the command and the commit of the program's repository, if it has one."""
-    flags = {*config.NAMES, *config.OF_RUN, *hparams}
+    flags = {*config.NAMES, *config.RUN_SETTINGS, *hparams}
     origin = {"command": _shown_command(sys.orig_argv, flags)}
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     command = ["git", "-C", os.path.dirname(os.path.abspath(program)) if program else os.getcwd()]

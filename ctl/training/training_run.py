@@ -66,7 +66,7 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
         prepared.callbacks.notify("before_training", start, start)
         prepared.callbacks.raise_failure()
         with heartbeat.current.limit_phase(prepared.config.step_timeout_secs, heartbeat.COMPILING):
-            run.graph_loop.trace(run.batches)  # until here a signal finds nothing to save
+            run.graph_loop.trace(run.batches)  # a signal before this line finds no state to save
         fence = None if request.lease is None else request.lease.check_now
         end = _train_steps(run, prepared, interruption, fence)
         if end is RunEnd.DATA_ENDED and prepared.step == start and not checkpointing.progress.examples:

@@ -1,8 +1,8 @@
-"""Warning about a step that updates nothing."""
+"""Warning about a step that updates no variable."""
 
 import logging
 
-from ctl.distribute.keras_objects import attribute, plain
+from ctl.distribute.keras_objects import attribute, unwrap
 from ctl.profiling.loop_observer import CompletedLoop, LoopObserver
 from ctl.training.loop import GraphLoop
 from ctl.training.task import Task
@@ -19,6 +19,7 @@ class UpdateCheck(LoopObserver):
         self._iterations_before = self._iterations()
 
     def completed(self, loop: CompletedLoop) -> None:
+        """Checks once, after the first loop, whether a variable has changed."""
         if not self._is_pending:
             return
         self._is_pending = False
@@ -36,4 +37,4 @@ class UpdateCheck(LoopObserver):
     def _iterations(self) -> int | None:
         """Returns the number of updates that `self.optimizer` has applied, or None if it does not count."""
         iterations = attribute(self._task.optimizer, "iterations")
-        return None if iterations is None else int(plain(iterations).numpy())
+        return None if iterations is None else int(unwrap(iterations).numpy())

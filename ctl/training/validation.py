@@ -13,7 +13,7 @@ from ctl.callbacks.schedule import AT_THE_END
 from ctl.checkpoints import tracked_state
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.config import Config
-from ctl.distribute.keras_objects import attribute, is_keras3, layers_of, plain, synchronized_layer
+from ctl.distribute.keras_objects import attribute, is_keras3, layers_of, synchronized_layer, unwrap
 from ctl.distribute.strategy_kind import StrategyKind
 from ctl.distribute.world import World
 from ctl.errors import UsageError
@@ -188,7 +188,7 @@ def has_variable_learning_rate(optimizer: Any) -> bool:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = optimizer_attributes.learning_rate_variable(inner, getattr(inner, "learning_rate", None))
     is_schedule = any("Schedule" in c.__name__ for c in type(rate).__mro__)
-    return rate is not None and not is_schedule and hasattr(plain(rate), "numpy")
+    return rate is not None and not is_schedule and hasattr(unwrap(rate), "numpy")
 
 
 def check_checkpoints_and_writers(checkpoints: Any, writers: Any) -> None:
@@ -250,15 +250,15 @@ def check_compilation(jit_compile: str, world: World, owned: Mapping[str, Any]) 
     """Raises UsageError if XLA cannot compile forward and backward of a replica."""
     if jit_compile == "off":
         return
-    kind, num_replicas = world.kind, world.topology.num_replicas
-    is_local = kind in (StrategyKind.DEFAULT, StrategyKind.ONE_DEVICE, StrategyKind.MIRRORED)
+    strategy_kind, num_replicas = world.kind, world.topology.num_replicas
+    is_local = strategy_kind in (StrategyKind.DEFAULT, StrategyKind.ONE_DEVICE, StrategyKind.MIRRORED)
     if jit_compile == "loop" and not (is_local and num_replicas == 1):
         raise UsageError(
             f"jit_compile='loop' with strategy {world.strategy_name!r} and {num_replicas} replicas: "
             "the program of a loop cannot contain TensorFlow's collectives. Train on one replica, such as "
             "--strategy=one_device, or write --jit_compile=step."
         )
-    if kind in (StrategyKind.PARAMETER_SERVER, StrategyKind.CENTRAL_STORAGE):
+    if strategy_kind in (StrategyKind.PARAMETER_SERVER, StrategyKind.CENTRAL_STORAGE):
         raise UsageError(
             f"jit_compile with strategy {world.strategy_name!r}: XLA cannot reach variables on another "
             "device. Leave jit_compile out, or use default, mirrored or multi_worker."
@@ -283,7 +283,7 @@ def _check_central_storage(world: World, owned: Mapping[str, Any]) -> None:
                 "'central_storage' has none. Train with the policy 'mixed_bfloat16', or 'mirrored'."
             )
         for variable in tracked_state.variables_of(owner):
-            has_none = getattr(plain(variable), "aggregation", None) == tf.VariableAggregation.NONE
+            has_none = getattr(unwrap(variable), "aggregation", None) == tf.VariableAggregation.NONE
             if has_none and not getattr(variable, "trainable", True):
                 raise UsageError(
                     f"self.{name} has the variable {variable.name!r} that replicas update, and "
@@ -302,7 +302,7 @@ def _check_scope(world: World, name: str, owner: Any) -> None:
     if world.strategy.num_replicas_in_sync == 1:
         return
     for variable in tracked_state.variables_of(owner):
-        if not world.strategy.extended.variable_created_in_scope(plain(variable)):
+        if not world.strategy.extended.variable_created_in_scope(unwrap(variable)):
             raise UsageError(_outside(f"self.{name}"))
 
 

@@ -79,9 +79,9 @@ def _read_idx(path: Path) -> np.ndarray:
     """Reads an idx file: two zero bytes, type 8 (uint8), number of axes, sizes of the axes, data."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        zero, kind, axes = struct.unpack(">HBB", content[:4])
+        zero, type_code, axes = struct.unpack(">HBB", content[:4])
         shape = struct.unpack(f">{axes}I", content[4 : 4 + 4 * axes])
-        if zero or kind != 8:
+        if zero or type_code != 8:
             raise ValueError("it does not begin as idx of unsigned bytes")
         return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as e:

@@ -8,7 +8,7 @@ from ctl.errors import UsageError
 from models.data import digits
 
 HELP = (
-    "Images to learn: shipped (6,000 digits of MNIST), an .npz with x_train, y_train, x_test, y_test, "
+    "Training images: shipped (6,000 digits of MNIST), an .npz with x_train, y_train, x_test, y_test, "
     "or a directory with a folder per class, or with train/ and test/ of such folders."
 )
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
@@ -21,8 +21,7 @@ def load(source: str, size: int = 32) -> tuple[dict[str, dict[str, np.ndarray]],
     tenth picture is for tests. Raises UsageError with the name of a missing or invalid file or array.
     """
     if source == "shipped":
-        found = digits.load()
-        parts = {name: (part["image"], part["label"]) for name, part in found.items()}
+        parts = {name: (part["image"], part["label"]) for name, part in digits.load().items()}
         return _checked(source, parts), [str(i) for i in range(10)]
     path = Path(source).expanduser()
     if path.is_dir():
@@ -32,9 +31,9 @@ def load(source: str, size: int = 32) -> tuple[dict[str, dict[str, np.ndarray]],
         raise UsageError(f"--data={source} is no .npz file and no directory; expected {HELP}")
     arrays = digits.read_npz(path)
     parts = {name: (arrays[f"x_{name}"], arrays[f"y_{name}"]) for name in ("train", "test")}
-    found = _checked(source, parts)
-    count = 1 + max(int(part["label"].max(initial=0)) for part in found.values())
-    return found, [str(i) for i in range(count)]
+    checked = _checked(source, parts)
+    count = 1 + max(int(part["label"].max(initial=0)) for part in checked.values())
+    return checked, [str(i) for i in range(count)]
 
 
 def _folders(path: Path, size: int) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], list[str]]:
@@ -77,9 +76,9 @@ def _picture(file: Path, size: int) -> np.ndarray:
 
 
 def _checked(source: str, parts: dict) -> dict[str, dict[str, np.ndarray]]:
-    found = {}
-    for name, (given, labels) in parts.items():
-        images = given[..., None] if given.ndim == 3 else given
+    checked = {}
+    for name, (images, labels) in parts.items():
+        images = images[..., None] if images.ndim == 3 else images  # noqa: PLW2901
         is_image = images.ndim == 4 and images.dtype == np.uint8 and images.shape[-1] in (1, 3, 4)
         if not is_image or labels.shape != images.shape[:1]:
             raise UsageError(
@@ -90,5 +89,5 @@ def _checked(source: str, parts: dict) -> dict[str, dict[str, np.ndarray]]:
             raise UsageError(f"--data={source} has no images for {name}; expected {HELP}")
         if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
             raise UsageError(f"--data={source} has labels {labels[:3]}; expected whole numbers from 0.")
-        found[name] = {"image": images, "label": labels.astype(np.int64)}
-    return found
+        checked[name] = {"image": images, "label": labels.astype(np.int64)}
+    return checked

@@ -2,46 +2,47 @@
 
 import numpy as np
 
-TASTES, CHOSEN, OTHERS, RANKED = 6, 12, 8, 100
+TASTES, CHOSEN, NEGATIVES, RANKED = 6, 12, 8, 100
 
 
 def load(users: int = 5000, items: int = 2000, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
-    """Returns {"train", "test"} -> names: "user" `[n]`, chosen "item" `[n]`, "others" `[n, k]` not chosen.
+    """Returns {"train", "test"} -> names: "user" `[n]`, chosen "item" `[n]`, other "negatives" `[n, k]`.
 
     One of the 12 items of a user is for tests, to be ranked among 99 items that the user did not choose.
     Each of the 11 training items has 8 such items. Choices depend on preferences and item popularity.
     """
     random = np.random.default_rng(seed)
-    wants = random.normal(size=(users, TASTES)).astype(np.float32)
-    offers = random.normal(size=(items, TASTES)).astype(np.float32)
+    user_tastes = random.normal(size=(users, TASTES)).astype(np.float32)
+    item_tastes = random.normal(size=(items, TASTES)).astype(np.float32)
     popularity = random.normal(size=items).astype(np.float32)
-    appeal = wants @ offers.T + popularity + random.gumbel(size=(users, items)).astype(np.float32)
-    chosen = np.argpartition(-appeal, CHOSEN, axis=1)[:, :CHOSEN]
+    noise = random.gumbel(size=(users, items)).astype(np.float32)
+    utility = user_tastes @ item_tastes.T + popularity + noise
+    chosen = np.argpartition(-utility, CHOSEN, axis=1)[:, :CHOSEN]
     chosen = random.permuted(chosen, axis=1)
-    person = np.repeat(np.arange(users), CHOSEN - 1)
+    user, test_user = np.repeat(np.arange(users), CHOSEN - 1), np.arange(users)
+    negatives = _sample_negatives(user, chosen, NEGATIVES, items, random)
+    test_negatives = _sample_negatives(test_user, chosen, RANKED - 1, items, random)
     return {
-        "train": _named(person, chosen[:, 1:].reshape(-1), _others(person, chosen, OTHERS, items, random)),
-        "test": _named(
-            np.arange(users),
-            chosen[:, 0],
-            _others(np.arange(users), chosen, RANKED - 1, items, random),
-        ),
+        "train": _as_strings(user, chosen[:, 1:].reshape(-1), negatives),
+        "test": _as_strings(test_user, chosen[:, 0], test_negatives),
     }
 
 
-def _others(person: np.ndarray, chosen: np.ndarray, count: int, items: int, random: np.random.Generator):
-    """Returns `[n, count]` items that the person did not choose."""
-    found = random.integers(items, size=(len(person), count))
+def _sample_negatives(
+    user: np.ndarray, chosen: np.ndarray, count: int, items: int, random: np.random.Generator
+):
+    """Returns `[n, count]` items that the user did not choose."""
+    negatives = random.integers(items, size=(len(user), count))
     while True:
-        bad = (found[:, :, None] == chosen[person][:, None, :]).any(axis=2)
-        if not bad.any():
-            return found
-        found[bad] = random.integers(items, size=int(bad.sum()))
+        is_chosen = (negatives[:, :, None] == chosen[user][:, None, :]).any(axis=2)
+        if not is_chosen.any():
+            return negatives
+        negatives[is_chosen] = random.integers(items, size=int(is_chosen.sum()))
 
 
-def _named(person: np.ndarray, item: np.ndarray, others: np.ndarray) -> dict[str, np.ndarray]:
+def _as_strings(user: np.ndarray, item: np.ndarray, negatives: np.ndarray) -> dict[str, np.ndarray]:
     return {
-        "user": np.char.add("user-", person.astype("U")).astype("S"),
+        "user": np.char.add("user-", user.astype("U")).astype("S"),
         "item": np.char.add("item-", item.astype("U")).astype("S"),
-        "others": np.char.add("item-", others.astype("U")).astype("S"),
+        "negatives": np.char.add("item-", negatives.astype("U")).astype("S"),
     }

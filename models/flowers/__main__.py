@@ -13,27 +13,44 @@ from models.flowers.model import Flowers
 from models.flowers.reading import Reading
 
 DATA_DIR = flags.DEFINE_string(
-    "data_dir", "", "Directory with a folder of JPEGs per class, such as an extracted "
-    "flower_photos.tgz.")  # fmt: skip
+    "data_dir", "", "Directory with a folder of JPEGs per class, such as an extracted flower_photos.tgz."
+)
 BATCH_SIZE_PER_REPLICA = flags.DEFINE_integer(
-    "batch_size_per_replica", 32, "Examples in one step on one replica; the global batch grows with the "
-    "replicas. Not with --global_batch_size.", lower_bound=1)  # fmt: skip
+    "batch_size_per_replica",
+    32,
+    "Batch size of a replica; the global batch size is proportional to the number of replicas. Not with "
+    "--global_batch_size.",
+    lower_bound=1,
+)
 IMAGE_SIZE = flags.DEFINE_integer(
-    "image_size", None, "Height and width that photos are resized to, pixels. Left out: that of the run "
-    "in model_dir, or 180.", lower_bound=8)  # fmt: skip
-LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-3, "Step size of Adam.", lower_bound=0.0)
+    "image_size",
+    None,
+    "Height and width of resized photos (pixels). Default: that of the run in model_dir, or 180.",
+    lower_bound=8,
+)
+LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-3, "Learning rate of Adam.", lower_bound=0.0)
 CACHE = flags.DEFINE_enum(
-    "cache", "memory", ["memory", "none"], "memory: keep all photos decoded; none: decode each one "
-    "every time.")  # fmt: skip
+    "cache",
+    "memory",
+    ["memory", "none"],
+    "memory: keep all decoded photos in memory; none: decode a photo each time it is used.",
+)
 SPLIT_SEED = flags.DEFINE_integer(
-    "split_seed", 123, "Seed of which fifth is held out for validation.", lower_bound=0,
-    upper_bound=2**32 - 1)  # fmt: skip
+    "split_seed",
+    123,
+    "Seed of the split; a fifth of the photos is held out for validation.",
+    lower_bound=0,
+    upper_bound=2**32 - 1,
+)
 STRICT_DATA = flags.DEFINE_bool(
-    "strict_data", False, "End with 2 if a file cannot be used, instead of leaving it out.")  # fmt: skip
+    "strict_data", False, "Exit with 2 if a file cannot be used, instead of skipping it."
+)
 MAX_PIXELS = flags.DEFINE_integer(
-    "max_pixels", Reading.max_pixels, "Files with more are not decoded.", lower_bound=1)  # fmt: skip
+    "max_pixels", Reading.max_pixels, "Photos with more pixels are skipped.", lower_bound=1
+)
 IMAGES = flags.DEFINE_string(
-    "images", "", "For --mode=predict: paths and patterns with commas, or a directory.")  # fmt: skip
+    "images", "", "For --mode=predict: paths and patterns separated by commas, or a directory."
+)
 
 
 def flowers(**options):

@@ -6,8 +6,8 @@ import ctl
 import keras
 import tensorflow as tf
 
-from models.flowers import photos
-from models.flowers.reading import Reading, decoded_all, opened
+from models.flowers import files, photos
+from models.flowers.reading import Reading, decode_photos, open_photos
 
 IMAGE_SIZE = 180
 
@@ -26,26 +26,25 @@ class Flowers(ctl.Trainer):
         if batch_size_per_replica:
             self.global_batch_size = batch_size_per_replica * self.topology.num_replicas
         self.photos = photos.find(data_dir) if data_dir else None
-        self.images, self.reading, self._opened = images, reading or Reading(), None
-        before = self._configuration()
+        self.images, self.reading, self._pictures = images, reading or Reading(), None
+        previous = files.read_config(self.model_dir)
         self.learning_rate = learning_rate
-        self._need_same("image_size", image_size, before)
-        self._need_same("split_seed", self.reading.split_seed, before)
-        self.image_size = image_size or before.get("image_size", IMAGE_SIZE)
-        classes = tuple(json.loads(before.get("classes", "[]")))
+        self._check_unchanged("image_size", image_size, previous)
+        self._check_unchanged("split_seed", self.reading.split_seed, previous)
+        self.image_size = image_size or previous.get("image_size", IMAGE_SIZE)
+        classes = tuple(json.loads(previous.get("classes", "[]")))
         self.classes = self.photos.classes if self.photos else classes
         if classes and self.classes != classes:
             raise ctl.UsageError(
                 f"--data_dir={data_dir} has the classes {', '.join(self.classes)}; the run in "
-                f"{self.model_dir} was made of {', '.join(classes)}. Give another --model_dir."
+                f"{self.model_dir} has {', '.join(classes)}. Write another --model_dir."
             )
-        self.hparams = {
-            "classes": json.dumps(self.classes), "image_size": self.image_size,
-            "split_seed": self.reading.split_seed,
-        }  # fmt: skip
+        settings = {"image_size": self.image_size, "split_seed": self.reading.split_seed}
+        self.hparams = {"classes": json.dumps(self.classes), **settings}
 
     def build(self):
-        self._need(self.classes)
+        """Creates the network and the served function."""
+        self._check_data_dir(self.classes)
         self.model = keras.Sequential([
             keras.Input((self.image_size, self.image_size, 3)),
             keras.layers.Rescaling(1 / 255),
@@ -64,12 +63,15 @@ class Flowers(ctl.Trainer):
         self._served = tf.function(self.classify, input_signature=[encoded])
 
     def train_data(self, batch_size):
+        """Returns batches of training photos."""
         return self._data("train", batch_size)
 
     def eval_data(self, batch_size):
+        """Returns batches of held-out photos."""
         return self._data("test", batch_size)
 
     def score(self, batch, training):
+        """Returns loss and accuracy of each photo, `[b]`."""
         logits = self.model(batch["image"], training=training)
         return {
             "loss": tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], logits),
@@ -77,6 +79,7 @@ class Flowers(ctl.Trainer):
         }
 
     def train_step(self, batch):
+        """Trains on one replica's part of the batch."""
         with tf.GradientTape() as tape:
             scores = self.score(batch, training=True)
             loss = self.average(scores["loss"])
@@ -84,26 +87,28 @@ class Flowers(ctl.Trainer):
         return scores
 
     def eval_step(self, batch):
+        """Evaluates one replica's part of the batch."""
         return self.score(batch, training=False)
 
     def classify(self, encoded):
         """Returns the response of a server of the SavedModel for contents of JPEG files, string `[b]`."""
-        images = decoded_all(encoded, self.image_size)
+        images = decode_photos(encoded, self.image_size)
         probabilities = tf.nn.softmax(self.model(images, training=False))
         index = tf.argmax(probabilities, axis=1)
         names = tf.gather(tf.constant(self.classes), index)
         return {"probabilities": probabilities, "class_index": index, "class_name": names}
 
     def signatures(self):
+        """Returns the function that the SavedModel serves."""
         return {"serving_default": self._served}
 
     def predict(self):
         """Yields a dictionary per file of --images, with the prediction or the reason of an error."""
-        for path in photos.matching(self.images):
+        for path in files.find_images(self.images):
             try:
-                answer = self._served([photos.read(path, self.reading.max_pixels)])
-            except (photos.Unusable, tf.errors.InvalidArgumentError) as e:
-                reason = str(e) if isinstance(e, photos.Unusable) else "damaged"
+                answer = self._served([files.read(path, self.reading.max_pixels)])
+            except (files.UnusableError, tf.errors.InvalidArgumentError) as e:
+                reason = str(e) if isinstance(e, files.UnusableError) else "damaged"
                 yield {"path": str(path), "error": reason}
                 continue
             probabilities = answer["probabilities"][0].numpy().tolist()
@@ -115,39 +120,27 @@ class Flowers(ctl.Trainer):
             }
 
     def _data(self, part, batch_size):
-        self._need(self.photos)
-        if self._opened is None:
-            self._opened = opened(self.photos, self.reading, self.image_size, self)
-        rows, get = self._opened.rows[part], self._opened.get
+        self._check_data_dir(self.photos)
+        if self._pictures is None:
+            self._pictures = open_photos(self.photos, self.reading, self.image_size, self)
+        rows, get = self._pictures.rows[part], self._pictures.get
         arrays = {"index": rows, "label": self.photos.labels[rows]}
         return ctl.from_arrays(arrays, batch_size).map(
             lambda batch: {"image": get(batch["index"]), "label": batch["label"]}
         )
 
     @staticmethod
-    def _need(what):
-        if not what:
-            raise ctl.UsageError(
-                "--data_dir is missing; expected a directory with a folder of JPEGs per class."
-            )
+    def _check_data_dir(value):
+        if not value:
+            raise ctl.UsageError("--data_dir is missing; expected a directory with a folder per class.")
 
-    def _need_same(self, flag, given, before):
+    def _check_unchanged(self, flag, value, previous):
         """Raises UsageError if a setting differs from that of the run in model_dir.
 
         Another split would train on held-out photos. Another image size does not fit the weights.
         """
-        if self.photos and given is not None and before.get(flag, given) != given:
+        if self.photos and value is not None and previous.get(flag, value) != value:
             raise ctl.UsageError(
-                f"--{flag} is {given}; the run in {self.model_dir} was made with {before[flag]}. Give "
-                "that, or another --model_dir."
+                f"--{flag} is {value}; the run in {self.model_dir} has {previous[flag]}. Write that, or "
+                "another --model_dir."
             )
-
-    def _configuration(self):
-        """Returns the configuration of the run in model_dir; {} if there is none."""
-        path = f"{self.model_dir}/config.json"
-        if not self.model_dir or not tf.io.gfile.exists(path):
-            return {}
-        try:
-            return json.loads(tf.io.read_file(path).numpy())
-        except ValueError:
-            return {}

@@ -13,13 +13,14 @@ from models.data import digits
 
 
 def main(argv=None):
+    """Trains on all ranks."""
     flags = _flags().parse_args(argv)
     hvd.init()
     keras.utils.set_random_seed(flags.seed)
     data = digits.load(flags.data)
     images, labels = data["train"].values()
     test_images, test_labels = data["test"].values()
-    mine = np.arange(hvd.rank(), len(images) - len(images) % hvd.size(), hvd.size())
+    rows = np.arange(hvd.rank(), len(images) - len(images) % hvd.size(), hvd.size())
 
     model = keras.Sequential(
         [
@@ -51,8 +52,8 @@ def main(argv=None):
     if hvd.rank() == 0 and flags.checkpoint:
         callbacks.append(keras.callbacks.ModelCheckpoint(flags.checkpoint))
     model.fit(
-        images[mine],
-        labels[mine],
+        images[rows],
+        labels[rows],
         batch_size=flags.batch_size,
         epochs=flags.epochs,
         callbacks=callbacks,

@@ -13,6 +13,7 @@ from models.data import digits
 
 
 def main(argv=None):
+    """Trains on all ranks."""
     flags = _flags().parse_args(argv)
     hvd.init()
     _one_gpu_each()

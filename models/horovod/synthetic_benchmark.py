@@ -15,6 +15,7 @@ import tensorflow as tf
 
 
 def main(argv=None):
+    """Measures the images per second of all ranks."""
     flags = _flags().parse_args(argv)
     hvd.init()
     if flags.no_cuda:

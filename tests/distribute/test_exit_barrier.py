@@ -45,7 +45,7 @@ def test_the_chief_waits_while_another_worker_takes_connections():
     assert chief.wait(TIMEOUT_SECS) == 0
 
 
-TRAINS = """
+TRAINING = """
 import atexit, os, pathlib, time
 from ctl.distribute.platforms import detection
 left = pathlib.Path(os.environ["LEFT"])
@@ -62,7 +62,7 @@ ctl.run(evaluating.Job)
 
 @pytest.mark.workers
 def test_workers_that_have_trained_leave_before_the_chief(tmp_path):
-    words = [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable, "-c", TRAINS,
+    words = [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable, "-c", TRAINING,
              f"--model_dir={tmp_path / 'run'}", "--train_steps=2", "--global_batch_size=8",
              "--export=none"]  # fmt: skip
     done = processes.run(

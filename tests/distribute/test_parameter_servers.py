@@ -10,7 +10,7 @@ import tensorflow as tf
 from ctl.data.arrays import from_arrays
 from ctl.distribute.parameter_servers import Partition, closures, wait_for, watch_chief
 from ctl.distribute.platforms import detection
-from ctl.distribute.strategies import WORDS
+from ctl.distribute.strategies import STRATEGY_NAMES
 from ctl.distribute.strategy_kind import has_parameter_servers, strategy_name
 from ctl.metrics.protocol import Progressed
 from ctl.parameter_server import worker_data
@@ -26,7 +26,7 @@ def set_config(monkeypatch, tasks, kind="chief"):
 
 
 def test_the_word_is_one_of_the_words_and_other_strategies_have_no_servers():
-    assert "parameter_server" in WORDS
+    assert "parameter_server" in STRATEGY_NAMES
     assert not has_parameter_servers(tf.distribute.get_strategy())
     assert strategy_name(tf.distribute.get_strategy()) == "default"
 
@@ -95,7 +95,7 @@ def test_a_partitioner_that_is_none_is_refused(text):
 
 
 def test_fixed_shards_go_alone():
-    with pytest.raises(ctl.UsageError, match="fixed_shards goes alone"):
+    with pytest.raises(ctl.UsageError, match="fixed_shards excludes"):
         Partition.parse("fixed_shards:2,min_size:1K")
 
 
@@ -154,7 +154,7 @@ def test_a_server_waits_for_a_chief_that_is_late_and_says_so_once(caplog):
     with caplog.at_level(logging.WARNING, "ctl"):
         watch_chief("a:1", **script.how())
     assert [r.getMessage() for r in caplog.records] == [
-        "The chief at a:1 has not come up yet; still waiting for it."
+        "The chief at a:1 does not accept connections yet; still waiting."
     ]
 
 
@@ -164,7 +164,7 @@ def test_the_chief_names_the_tasks_it_waits_for(caplog):
         wait_for({"worker 0": "a:1", "ps 0": "b:1"}, **script.how())
     assert caplog.records[0].getMessage() == "Waiting for worker 0 at a:1, ps 0 at b:1."
     never = Script(False)
-    with pytest.raises(ctl.PeerLostError, match=r"Not up after 600 s: worker 0 at a:1\. Their logs"):
+    with pytest.raises(ctl.PeerLostError, match=r"Not started within 600 s: worker 0 at a:1"):
         wait_for({"worker 0": "a:1"}, **never.how())
 
 

@@ -212,7 +212,7 @@ def test_horovodrun_on_one_machine():
     ({"CLUSTER_SPEC": '{"cluster": ["a"]}'}, "expected addresses by pool"),
     ({"CLUSTER_SPEC": '{"cluster": {"workerpool9": ["a:1"]}}'}, "the pool 'workerpool9'"),
     ({"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"]}}'}, "expected type and index"),
-    (spec("workerpool1", 2), "its cluster lists 2 of type 'worker'"),
+    (spec("workerpool1", 2), "its cluster lists 2 of this type"),
     (spec("workerpool0", workerpool1=["a"]), "CLUSTER_SPEC's cluster has 'a' for worker[0]"),
     ({"CTL_WORKERS": "a:1,b:1"}, "Set CTL_TASK_INDEX to 0"),
     ({"CTL_WORKERS": "a:1,b", "CTL_TASK_INDEX": "0"}, "has 'b' for task 1"),

@@ -139,7 +139,7 @@ def test_a_rank_of_ctl_hvd_and_the_start_of_workers_name_the_variable_too(monkey
         with pytest.raises(UsageError, match="other ports, or set CTL_PORT to") as caught:
             process.init()
         with pytest.raises(UsageError, match="other ports, or set CTL_PORT to"):
-            startup_barrier.meet_workers(read_topology(environ), {}, 5.0)
+            startup_barrier.run_barrier(read_topology(environ), {}, 5.0)
     assert caught.value.exit_code == 134
 
 

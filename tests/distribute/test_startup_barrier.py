@@ -37,7 +37,7 @@ def meeting(places, all_facts, timeout_secs=TIMEOUT_SECS):
 
     def one(number):
         try:
-            startup_barrier.meet_workers(places[number], all_facts[number], timeout_secs)
+            startup_barrier.run_barrier(places[number], all_facts[number], timeout_secs)
             found[number] = None
         except Exception as e:
             found[number] = e
@@ -95,7 +95,7 @@ def test_two_processes_of_one_index_are_refused(monkeypatch):
     monkeypatch.setenv("CTL_HVD_SECRET", "known to this job only")
     places = clusters(3)
     errors = meeting([places[0], places[1], places[1]], [{}] * 3)
-    assert all(isinstance(e, UsageError) and "two processes say" in str(e) for e in errors)
+    assert all(isinstance(e, UsageError) and "two processes are" in str(e) for e in errors)
 
 
 def test_a_refusal_reaches_a_worker_that_has_not_yet_said_how_it_was_started(monkeypatch):
@@ -105,11 +105,11 @@ def test_a_refusal_reaches_a_worker_that_has_not_yet_said_how_it_was_started(mon
     thread = threading.Thread(target=lambda: found.extend(meeting([chief], [{}])), daemon=True)
     thread.start()
     with guest(worker, process="one") as first:
-        with pytest.raises(ChannelRefusedError, match="two processes say"):
+        with pytest.raises(ChannelRefusedError, match="two processes are"):
             guest(worker, process="another")
         first.settimeout(TIMEOUT_SECS)
         said = json.loads(first.makefile().readline())
-    assert "two processes say" in said["refused"]
+    assert "two processes are" in said["refused"]
     thread.join(TIMEOUT_SECS)
     assert isinstance(found[0], UsageError)
 
@@ -145,9 +145,9 @@ def test_a_rank_that_cannot_be_is_refused_and_without_a_secret_nobody_else_notic
     with ThreadPoolExecutor() as pool:
         chief = pool.submit(meeting, places[:1], [{}], TIMEOUT_SECS / 2)
         for rank in RANKS:
-            with pytest.raises(ChannelRefusedError, match="says that it is number"):
+            with pytest.raises(ChannelRefusedError, match="a process has rank"):
                 guest(places[0], rank)
-        with pytest.raises(ChannelRefusedError, match="says that it is number"):
+        with pytest.raises(ChannelRefusedError, match="a process has rank"):
             guest(places[0], 1, process=5)
         assert meeting(places[1:], [{}]) == [None]
         assert chief.result(TIMEOUT_SECS) == [None]
@@ -159,10 +159,10 @@ def test_with_a_secret_a_rank_that_cannot_be_is_a_mistake_in_the_job(rank, monke
     places = clusters(2)
     with ThreadPoolExecutor() as pool:
         chief = pool.submit(meeting, places[:1], [{}], TIMEOUT_SECS / 2)
-        with pytest.raises(ChannelRefusedError, match="says that it is number"):
+        with pytest.raises(ChannelRefusedError, match="a process has rank"):
             guest(places[0], rank)
         (error,) = chief.result(TIMEOUT_SECS)
-    assert isinstance(error, UsageError) and "says that it is number" in str(error)
+    assert isinstance(error, UsageError) and "a process has rank" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_chief_that_says_nonsense_is_something_else(line):
         (error,) = meeting([place], [{}], timeout_secs=3.0)
         over.set()
         answered.result(TIMEOUT_SECS)
-    assert isinstance(error, PeerLostError) and "something else answers" in str(error)
+    assert isinstance(error, PeerLostError) and "another program listens" in str(error)
 
 
 def test_without_a_secret_only_the_second_process_of_an_index_is_refused():
@@ -281,7 +281,7 @@ def test_something_else_at_the_chiefs_address_is_not_taken_for_it():
 
         threading.Thread(target=answer, daemon=True).start()
         (error,) = meeting([place], [{}], timeout_secs=3.0)
-    assert isinstance(error, PeerLostError) and "something else answers" in str(error)
+    assert isinstance(error, PeerLostError) and "another program listens" in str(error)
 
 
 @pytest.mark.parametrize(

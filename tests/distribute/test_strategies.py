@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from conftest import some_of
 from ctl.distribute import strategy_factories
-from ctl.distribute.strategies import WORDS, topology_of
+from ctl.distribute.strategies import STRATEGY_NAMES, topology_of
 from ctl.distribute.strategy_kind import strategy_name
 from ctl.distribute.topology import Topology
 from small_models import Small, every_step, losses
@@ -44,7 +44,7 @@ def test_auto_takes_several_devices_if_there_are_and_one_if_asked():
 
 @pytest.mark.parametrize("word", ["", "Mirrored", "gpu", "multi-worker"])
 def test_an_unknown_word_is_refused_with_all_that_there_are(word):
-    with pytest.raises(ctl.UsageError, match=rf"strategy is {word!r}; .*{', '.join(WORDS)}"):
+    with pytest.raises(ctl.UsageError, match=rf"strategy is {word!r}; .*{', '.join(STRATEGY_NAMES)}"):
         ctl.make_strategy(word)
 
 
@@ -74,7 +74,7 @@ def test_a_device_twice_is_refused():
 def test_virtual_devices_after_the_start_are_refused_unless_they_are_there():
     assert ctl.make_strategy("mirrored", num_virtual_devices=2).num_replicas_in_sync == 2
     tf.constant(0)
-    with pytest.raises(ctl.UsageError, match="num_virtual_devices=3 came after"):
+    with pytest.raises(ctl.UsageError, match="num_virtual_devices=3 was set after"):
         ctl.make_strategy("mirrored", num_virtual_devices=3)
     with pytest.raises(ctl.UsageError, match="num_virtual_devices is -1"):
         ctl.make_strategy("mirrored", num_virtual_devices=-1)
@@ -106,7 +106,7 @@ def test_a_parameter_server_is_refused(monkeypatch):
         ctl.make_strategy("multi_worker")
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", STRATEGY_NAMES)
 @pytest.mark.parametrize("listed", [True, False])
 def test_an_evaluator_has_a_private_strategy_whatever_the_word(monkeypatch, word, listed):
     more = {"evaluator": ["127.0.0.1:3"]} if listed else {}
@@ -121,7 +121,7 @@ def test_an_evaluator_has_a_private_strategy_whatever_the_word(monkeypatch, word
 
 def test_a_bad_tf_config_is_refused_whatever_the_word(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{")
-    for word in WORDS:
+    for word in STRATEGY_NAMES:
         with pytest.raises(ctl.UsageError, match="TF_CONFIG is not JSON"):
             ctl.make_strategy(word)
 
@@ -203,8 +203,8 @@ def test_auto_takes_the_tpu_that_the_environment_names(monkeypatch):
     ("word", "how", "words"),
     [
         ("mirrored", {"cross_device_ops": "mpi"}, "expected one of auto, nccl"),
-        ("mirrored", {"cross_device_ops": "nccl"}, "adds up on GPUs"),
-        ("multi_worker", {"communication": "nccl"}, "adds up on GPUs"),
+        ("mirrored", {"cross_device_ops": "nccl"}, "sums on GPUs"),
+        ("multi_worker", {"communication": "nccl"}, "sums on GPUs"),
         ("multi_worker", {"communication": "mpi"}, "expected one of auto, ring"),
         ("multi_worker", {"timeout_secs": -1}, "timeout_secs is -1"),
         ("multi_worker", {"heartbeat_secs": -1}, "heartbeat_secs is -1"),

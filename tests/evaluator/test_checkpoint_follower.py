@@ -187,7 +187,7 @@ def test_what_an_earlier_run_left_does_not_make_it_leave_at_once(world, left):
 def test_a_training_that_never_begins_is_waited_for_ten_minutes(world, left):
     if left is not None:
         world.lease(beat=500.0, **left)
-    with pytest.raises(PeerLostError, match="No training began in .* within 600 s"):
+    with pytest.raises(PeerLostError, match="No training started in .* within 600 s"):
         world.follow()
     assert 1600.0 < world.now <= 1662.0  # 60 s of it for a beat that might still move
 
@@ -297,7 +297,7 @@ def test_the_chief_does_not_wait_for_checkpoints_that_cannot_be_listed(tmp_path,
     world.save(2)
     monkeypatch.setattr(WatchedCheckpoints, "committed", unreadable)
     assert not wait(world) and world.now == 1000.0
-    assert "the directory cannot be read. Leaving without waiting for the evaluator." in caplog.text
+    assert "the directory cannot be read. Exiting without waiting for the evaluator." in caplog.text
 
 
 def test_the_chief_does_not_wait_for_ever_nor_for_nothing(tmp_path, caplog):

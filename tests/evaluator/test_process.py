@@ -136,7 +136,7 @@ def test_what_is_deleted_while_it_waits_its_turn_is_passed_over(
     assert follow(tmp_path) == [(6, inline[6])]
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert said == [
-        "Passing over the checkpoint of step 2: it has been deleted.",
+        "Skipping the checkpoint of step 2: it has been deleted.",
         "Deleted before they were evaluated: steps 4. Keep more checkpoints, or save less often.",
     ]
 
@@ -178,7 +178,7 @@ def test_with_an_evaluator_in_the_cluster_workers_evaluate_only_when_asked(
         task = {"type": "worker", "index": 0}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
         values = parsed("--strategy=default", f"--model_dir={tmp_path}", *arguments)
-        settings, _ = config.of_command_line(values, {}, ctl.Trainer)
+        settings, _ = config.read_command_line(values, {}, ctl.Trainer)
         parts = app._parts(values, settings, {}, detection.read_topology())
         return parts["intervals"].evaluate != ctl.Every()
 

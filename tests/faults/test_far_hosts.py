@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.workers,
     pytest.mark.skipif(sys.platform != "linux", reason="ends with its parent on Linux only"),
 ]
-SOON = "--backoff_secs=0.1"
+BACKOFF = "--backoff_secs=0.1"
 FAR = """
 print("on", os.environ.get("FAR_HOST", "here"), flush=True)
 attempt = int(os.environ["CTL_ATTEMPT"])
@@ -105,7 +105,7 @@ if attempt == 2: sys.exit(3 * (job == 1))
 wait_for(lambda: False)
 """,
         ),
-        "-H", "host1,host2", "--grace_secs=1", SOON, env=ssh,
+        "-H", "host1,host2", "--grace_secs=1", BACKOFF, env=ssh,
     )  # fmt: skip
     assert code == 3 and "restart 1 of 3 in 0.1 s: worker 1 (job 1) failed: SIGKILL" in err
     assert "worker 1 (job 1) failed first: exit code 3" in err
@@ -159,7 +159,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_tried_again(job, ssh):
     (job.dir / "dead").write_text("host2")
     job.start(
         far(job, "print('attempt', os.environ['CTL_ATTEMPT'])\nwait_for((here / 'up').exists)"),
-        "-H", "host1,host2", SOON, "--grace_secs=1", "--max_restarts=50", env=ssh,
+        "-H", "host1,host2", BACKOFF, "--grace_secs=1", "--max_restarts=50", env=ssh,
     )  # fmt: skip
     wait_for(lambda: job.attempts)
     (job.dir / "dead").write_text("")
@@ -187,7 +187,7 @@ def test_workers_come_and_go_between_attempts(job, ssh):
     script.chmod(0o755)
     code, _, err = job.run(
         "sys.exit(0 if os.environ['CTL_ATTEMPT'] == '3' else 134)",
-        f"--host_discovery={script}", "--max_workers=3", SOON, env=ssh,
+        f"--host_discovery={script}", "--max_workers=3", BACKOFF, env=ssh,
     )  # fmt: skip
     assert code == 0 and [a["workers"] for a in job.attempts] == [2, 3, 1]
     assert job.attempts[1]["hosts"] == ["host1", "host1", "host2"]

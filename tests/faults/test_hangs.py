@@ -13,8 +13,8 @@ pytestmark = [
     pytest.mark.workers,
     pytest.mark.skipif(sys.platform != "linux", reason="stopped processes are seen in /proc"),
 ]
-SOON = "--backoff_secs=0.1"
-TRAINS = (
+BACKOFF = "--backoff_secs=0.1"
+TRAINING = (
     BEATS
     + """
 attempt = int(os.environ["CTL_ATTEMPT"])
@@ -34,8 +34,8 @@ def beats(job, number):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_worker_is_named_and_all_start_again(job, victim):
     job.start(
-        TRAINS + "train_for_ever()",
-        "--workers=2", "--heartbeat_timeout_secs=3", SOON,
+        TRAINING + "train_for_ever()",
+        "--workers=2", "--heartbeat_timeout_secs=3", BACKOFF,
     )  # fmt: skip
     wait_for(lambda: beats(job, 0) and beats(job, 1))
     pids = [pid_of(job, i) for i in range(2)]
@@ -55,7 +55,7 @@ def test_a_stopped_worker_is_named_and_all_start_again(job, victim):
 def test_a_hang_again_and_again_ends_with_134(job):
     code, _, err = job.run(
         BEATS + "beat(7, 'training'); wait_for(lambda: False)",
-        "--max_restarts=1", "--heartbeat_timeout_secs=0.7", SOON,
+        "--max_restarts=1", "--heartbeat_timeout_secs=0.7", BACKOFF,
     )  # fmt: skip
     assert code == 134
     failed = r"worker 0 \(job 0\) failed first: it gave no sign of life for \d+ s \(last at step 7\)"
@@ -72,7 +72,7 @@ def test_a_stopped_peer_of_one_that_lost_it_is_the_cause_and_killed_at_once(job)
         if job == 0: sys.exit(134)
         wait_for(lambda: False)
         """,
-        "--workers=2", "--grace_secs=1000", SOON,
+        "--workers=2", "--grace_secs=1000", BACKOFF,
     )  # fmt: skip
     job.wait_for_logs("pid ")
     pid = pid_of(job, 1)
@@ -85,13 +85,13 @@ def test_a_stopped_peer_of_one_that_lost_it_is_the_cause_and_killed_at_once(job)
 
 
 def test_training_without_a_step_is_a_hang_when_asked_for(job):
-    code, _, err = job.run(TRAINS + "train_for_ever()", "--workers=2", "--hang_timeout_secs=2", SOON)
+    code, _, err = job.run(TRAINING + "train_for_ever()", "--workers=2", "--hang_timeout_secs=2", BACKOFF)
     assert code == 0 and re.search(r"worker \d \(job \d\) made no step for \d+ s \(last at step 7", err)
 
 
 def test_steps_and_long_evaluations_are_no_hang(job):
     code, _, err = job.run(
-        TRAINS
+        TRAINING
         + """
 for step in range(30): beat(step, "training", float(step))
 for _ in range(100): beat(30, "evaluating", 30.0)  # 5 s at least
@@ -103,8 +103,8 @@ for _ in range(100): beat(30, "evaluating", 30.0)  # 5 s at least
 
 def test_a_worker_that_never_comes_is_named_when_others_have(job):
     code, _, err = job.run(
-        TRAINS + "if job == 0: train_for_ever(0)\nwait_for(lambda: False)",
-        "--workers=2", "--startup_timeout_secs=3", SOON,
+        TRAINING + "if job == 0: train_for_ever(0)\nwait_for(lambda: False)",
+        "--workers=2", "--startup_timeout_secs=3", BACKOFF,
     )  # fmt: skip
     said = r"worker 1 \(job 1\) gave no sign of life within \d+ s of the start; it is killed"
     assert code == 0 and re.search(said, err)
@@ -124,8 +124,8 @@ def test_one_that_is_stopped_before_its_first_beat_is_named(job, victim, busy):
     """Whether or not the others have given a sign of life."""
     others = "train_for_ever()" if busy else "wait_for(lambda: False)"
     job.start(
-        TRAINS + f"if job == {victim}: os.kill(os.getpid(), signal.SIGSTOP)\n{others}",
-        "--workers=2", "--heartbeat_timeout_secs=4", SOON,
+        TRAINING + f"if job == {victim}: os.kill(os.getpid(), signal.SIGSTOP)\n{others}",
+        "--workers=2", "--heartbeat_timeout_secs=4", BACKOFF,
     )  # fmt: skip
     code, err = job.end()
     who = rf"worker {victim} \(job {victim}\) was stopped for \d+ s before its first sign of life"
@@ -135,7 +135,7 @@ def test_one_that_is_stopped_before_its_first_beat_is_named(job, victim, busy):
 def test_one_that_is_idle_before_its_first_beat_is_named_when_others_have_theirs(job):
     """Not one that works, as an import of TensorFlow does."""
     code, _, err = job.run(
-        TRAINS
+        TRAINING
         + """
 if job == 0: train_for_ever(0)
 until = time.monotonic() + 7
@@ -143,7 +143,7 @@ while time.monotonic() < until: pass
 print("worked", flush=True)
 time.sleep(60)
 """,
-        "--workers=2", "--heartbeat_timeout_secs=4", SOON,
+        "--workers=2", "--heartbeat_timeout_secs=4", BACKOFF,
     )  # fmt: skip
     who = r"worker 1 \(job 1\) did nothing for \d+ s before its first sign of life"
     assert code == 0 and re.search(f"restart 1 of 3 in 0.1 s: {who}", err)
@@ -152,7 +152,8 @@ time.sleep(60)
 
 def test_one_that_waits_for_its_peers_may_be_silent_but_not_stopped(job):
     """TensorFlow may stop all threads of Python meanwhile."""
-    job.start(TRAINS + "beat(0, 'connecting'); wait_for(lambda: False)", "--heartbeat_timeout_secs=1", SOON)
+    code = TRAINING + "beat(0, 'connecting'); wait_for(lambda: False)"
+    job.start(code, "--heartbeat_timeout_secs=1", BACKOFF)
     wait_for(lambda: beats(job, 0))
     time.sleep(2.5)
     pid = pid_of(job, 0)
@@ -188,7 +189,7 @@ def test_an_old_heartbeat_is_cleared_before_each_attempt(job):
         time.sleep(1)                       # until it has been read, too
         sys.exit(134 * (os.environ["CTL_ATTEMPT"] == "1"))
         """,
-        SOON,
+        BACKOFF,
     )
     assert code == 0
     assert job.log("job_0.attempt1") == job.log(0) == "0\n"
@@ -201,7 +202,7 @@ def test_a_worker_is_told_its_attempt_and_its_timeouts(job):
                if k.startswith("CTL_") and "SECRET" not in k})
         sys.exit(134 * (os.environ["CTL_ATTEMPT"] == "1"))
         """,
-        SOON, "--startup_timeout_secs=77", env={"CTL_RESTART_REASON": "of a job around this one"},
+        BACKOFF, "--startup_timeout_secs=77", env={"CTL_RESTART_REASON": "of a job around this one"},
     )  # fmt: skip
     assert code == 0
     first, second = map(eval, out.decode().splitlines())

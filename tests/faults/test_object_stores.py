@@ -23,7 +23,7 @@ from tensorboard_runs import scalar_steps
 from training import STEPS, assert_bit_identical, run, wait_until
 
 pytestmark = pytest.mark.workers
-SOON = ("--backoff_secs=0.2",)
+BACKOFF = ("--backoff_secs=0.2",)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_killed_workers_cost_nothing_in_a_bucket(bucket, unbroken):
     model_dir = bucket("--delay_secs=1") / "run"
     result = run(
         model_dir, "--export=keras,saved_model", workers=2, faults="kill@13:1 kill@27:0",
-        launcher=(*SOON, "--heartbeat_timeout_secs=6"), PAUSE_SECS="0.25",
+        launcher=(*BACKOFF, "--heartbeat_timeout_secs=6"), PAUSE_SECS="0.25",
     )  # fmt: skip
     assert result.code == 0, result.output[-3000:]
     assert "resuming at step 10" in result.output and "resuming at step 25" in result.output

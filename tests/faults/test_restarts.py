@@ -21,7 +21,7 @@ from training import (
 )
 
 pytestmark = pytest.mark.workers
-SOON = ("--backoff_secs=0.2",)
+BACKOFF = ("--backoff_secs=0.2",)
 
 
 def attempts(model_dir):
@@ -33,7 +33,7 @@ def attempts(model_dir):
 @pytest.mark.parametrize("worker", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_costs_nothing_but_time(worker, tmp_path, unbroken):
     step = random.randint(3, STEPS - 2)
-    done = run(tmp_path / "run", workers=2, launcher=SOON, faults=f"kill@{step}:{worker}")
+    done = run(tmp_path / "run", workers=2, launcher=BACKOFF, faults=f"kill@{step}:{worker}")
     assert done.code == 0, (step, done.output[-3000:])
     assert_bit_identical(tmp_path / "run", unbroken(2))
     first, second = attempts(tmp_path / "run")
@@ -47,7 +47,7 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(worker, tmp_path, unbrok
 @pytest.mark.parametrize("worker", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_worker_that_is_stopped_is_a_hang_that_ends(worker, tmp_path, unbroken):
     done = run(
-        tmp_path / "run", workers=2, launcher=(*SOON, "--heartbeat_timeout_secs=5"),
+        tmp_path / "run", workers=2, launcher=(*BACKOFF, "--heartbeat_timeout_secs=5"),
         faults=f"stop@7:{worker}",
     )  # fmt: skip
     assert done.code == 0, done.output[-3000:]
@@ -57,7 +57,7 @@ def test_a_worker_that_is_stopped_is_a_hang_that_ends(worker, tmp_path, unbroken
 
 @pytest.mark.slow
 def test_a_hook_that_hangs_is_ended_from_within_and_started_again(tmp_path, unbroken):
-    done = run(tmp_path / "run", "--step_timeout_secs=6", workers=2, launcher=SOON, faults="hang@8:1")
+    done = run(tmp_path / "run", "--step_timeout_secs=6", workers=2, launcher=BACKOFF, faults="hang@8:1")
     assert done.code == 0, done.output[-3000:]
     text = (tmp_path / "run" / "workers" / "job_1.attempt1.log").read_text()
     assert "no progress for 6 s" in text and "in after_loop" in text
@@ -66,7 +66,7 @@ def test_a_hook_that_hangs_is_ended_from_within_and_started_again(tmp_path, unbr
 
 @pytest.mark.slow
 def test_a_crash_at_the_same_step_again_and_again_stops_early(tmp_path):
-    done = run(tmp_path / "run", workers=2, launcher=(*SOON, "--max_restarts=20"), faults="kill@7:1!")
+    done = run(tmp_path / "run", workers=2, launcher=(*BACKOFF, "--max_restarts=20"), faults="kill@7:1!")
     assert done.code == 137
     assert "no progress" in done.output and "step 5" in done.output
     assert len(attempts(tmp_path / "run")) == 3
@@ -81,7 +81,7 @@ def test_a_job_shrinks_and_grows_with_its_hosts(tmp_path, unbroken):
     script = tmp_path / "discover"
     script.write_text(f"#!/bin/sh\ncat {hosts}\n")
     script.chmod(script.stat().st_mode | stat.S_IEXEC)
-    options = ("--min_workers=1", "--max_workers=4", f"--host_discovery={script}", *SOON)
+    options = ("--min_workers=1", "--max_workers=4", f"--host_discovery={script}", *BACKOFF)
     with started(
         tmp_path / "run", "--dropout=0", workers="found", launcher=options, PAUSE_SECS="0.3"
     ) as process:

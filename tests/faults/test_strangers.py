@@ -23,7 +23,7 @@ import json, sys
 from ctl.distribute import startup_barrier
 from ctl.distribute.platforms import detection
 input()
-startup_barrier.meet_workers(detection.read_topology(), {"--lr": 0.1}, 60.0)
+startup_barrier.run_barrier(detection.read_topology(), {"--lr": 0.1}, 60.0)
 print(json.dumps("met"))
 """
 INIT = """

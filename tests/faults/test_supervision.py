@@ -15,8 +15,8 @@ from launching import BEATS, TELL_SIGNALS, is_alive, pid_of, wait_for
 pytestmark = pytest.mark.workers
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a promise for Linux")
-SOON = "--backoff_secs=0.1"
-TRAINS = """
+BACKOFF = "--backoff_secs=0.1"
+TRAINING = """
 def save(step):
     path = here / "run" / "checkpoints" / f"ckpt-{step}"
     path.mkdir(parents=True, exist_ok=True)
@@ -31,13 +31,13 @@ print("attempt", attempt, "because", os.environ.get("CTL_RESTART_REASON"), flush
 @pytest.mark.parametrize("victim", [0, 1])
 def test_after_a_kill_9_all_workers_are_gone_and_start_again_by_themselves(job, victim):
     job.start(
-        TRAINS
+        TRAINING
         + """
 print("pid", os.getpid(), flush=True)
 if attempt == 1: wait_for(lambda: False)
 print(task["cluster"]["worker"])
 """,
-        "--workers=2", SOON,
+        "--workers=2", BACKOFF,
     )  # fmt: skip
     job.wait_for_logs("pid ")
     pids = [pid_of(job, i) for i in range(2)]
@@ -62,14 +62,14 @@ print(task["cluster"]["worker"])
 
 def test_each_attempt_has_ports_of_its_own(job):
     code, _, _ = job.run(
-        TRAINS + "print(task['cluster']); sys.exit(134 * (attempt == 1))", "--workers=2", SOON
+        TRAINING + "print(task['cluster']); sys.exit(134 * (attempt == 1))", "--workers=2", BACKOFF
     )
     assert code == 0 and job.log("job_1.attempt1").splitlines()[1] != job.log(1).splitlines()[1]
 
 
 def test_max_restarts_is_honoured_and_the_last_failure_named_with_its_log(job):
     code, _, err = job.run(
-        TRAINS
+        TRAINING
         + """
 (here / f"starts{job}").open("a").write("x")
 if job == 1:
@@ -77,7 +77,7 @@ if job == 1:
     os.kill(os.getpid(), signal.SIGSEGV)
 wait_for(lambda: False)
 """,
-        "--workers=2", "--max_restarts=2", SOON,
+        "--workers=2", "--max_restarts=2", BACKOFF,
     )  # fmt: skip
     assert code == 139 and (job.dir / "starts1").read_text() == "xxx"
     assert "restart 1 of 2 in 0.1 s" in err and "restart 2 of 2 in 0.2 s" in err
@@ -100,13 +100,13 @@ wait_for(lambda: False)
 )
 def test_a_crash_loop_without_progress_stops_before_the_restarts_are_burnt(job, checkpoint, says):
     code, _, err = job.run(
-        BEATS + TRAINS + f"""
+        BEATS + TRAINING + f"""
 beat(3, "training")
 if {checkpoint} and job == 0: save({checkpoint})
 if job == 0: sys.exit(134)
 wait_for(lambda: False)
 """,
-        "--workers=2", "--max_restarts=50", SOON, command=[f"--model_dir={job.dir}/run"],
+        "--workers=2", "--max_restarts=50", BACKOFF, command=[f"--model_dir={job.dir}/run"],
     )  # fmt: skip
     assert code == 134 and f"ctl launch: {says}; not started again\n" in err
     told = job.attempts
@@ -118,7 +118,7 @@ wait_for(lambda: False)
 def test_kills_at_the_start_and_crashes_before_the_first_sign_of_life(job):
     """The first may be preemptions, and the job goes on; the second come again, and it stops."""
     code, _, err = job.run(
-        TRAINS + "if attempt < 6: os.kill(os.getpid(), signal.SIGKILL)",
+        TRAINING + "if attempt < 6: os.kill(os.getpid(), signal.SIGKILL)",
         "--max_restarts=1000", "--backoff_secs=0.01",
     )  # fmt: skip
     assert code == 0 and "nobody here sent the SIGKILL; the process had used up to" in err
@@ -173,7 +173,7 @@ def test_the_kernel_s_kills_for_memory_are_named_and_the_second_ends_the_job(job
 def test_a_crash_loop_that_gets_on_goes_on(job):
     """With more restarts than are granted without progress."""
     code, _, _ = job.run(
-        TRAINS + "save(attempt); sys.exit(134 * (attempt < 6))",
+        TRAINING + "save(attempt); sys.exit(134 * (attempt < 6))",
         "--max_restarts=2", "--backoff_secs=0.01", command=[f"--model_dir={job.dir}/run"],
     )  # fmt: skip
     assert code == 0 and [a["step_after"] for a in job.attempts] == [1, 2, 3, 4, 5, 6]
@@ -181,14 +181,14 @@ def test_a_crash_loop_that_gets_on_goes_on(job):
 
 @pytest.mark.parametrize("code", [1, 2, 3, 130, 143])
 def test_an_end_that_would_come_again_or_was_asked_for_is_not_retried(job, code):
-    ended, _, err = job.run(f"print('once')\nsys.exit({code})", SOON)
+    ended, _, err = job.run(f"print('once')\nsys.exit({code})", BACKOFF)
     assert ended == code and "restart 1" not in err and job.log(0) == "once\n"
     [told] = job.attempts
     assert told["next"].startswith(f"no restart: exit code {code} ")
 
 
 def test_errors_are_retried_when_asked_but_never_usage_errors(job):
-    code, _, err = job.run(TRAINS + "sys.exit([3, 1, 2][attempt - 1])", "--restart_on_error", SOON)
+    code, _, err = job.run(TRAINING + "sys.exit([3, 1, 2][attempt - 1])", "--restart_on_error", BACKOFF)
     assert code == 2 and len(job.attempts) == 3 and "restart 2 of 3" in err
 
 
@@ -217,7 +217,7 @@ def test_a_signal_ends_the_waiting_before_a_restart_at_once(job, signum, code):
 
 def test_an_evaluator_is_started_again_with_the_others_and_alone_restarts_nothing(job):
     code, _, err = job.run(
-        TRAINS
+        TRAINING
         + """
 if role == "evaluator":
     if attempt == 2: sys.exit(134)
@@ -225,7 +225,7 @@ if role == "evaluator":
 if attempt == 1: sys.exit(134)
 wait_for(lambda: "because" in (here / "logs/evaluator_0.log").read_text())
 """,
-        "--evaluator", SOON,
+        "--evaluator", BACKOFF,
     )  # fmt: skip
     assert code == 0 and len(job.attempts) == 2
     assert "evaluator 0 failed: exit code 134; the training does not depend on it" in err
@@ -234,14 +234,14 @@ wait_for(lambda: "because" in (here / "logs/evaluator_0.log").read_text())
 
 def test_a_dead_parameter_server_restarts_the_gang(job):
     code, _, _ = job.run(
-        TRAINS
+        TRAINING
         + """
 print("here", flush=True)
 if attempt == 1:
     if role == "ps": os.kill(os.getpid(), signal.SIGKILL)
     wait_for(lambda: False)
 """,
-        "--ps=1", SOON,
+        "--ps=1", BACKOFF,
     )  # fmt: skip
     assert code == 0 and [a["workers"] for a in job.attempts] == [2, 2]
     assert job.attempts[0]["failed"]["task"] == "ps 0"
@@ -251,7 +251,7 @@ if attempt == 1:
 def test_a_full_disk_under_the_records_does_not_stop_the_job(job):
     job.logs.mkdir()
     (job.logs / "attempts.jsonl").symlink_to("/dev/full")
-    code, _, err = job.run(TRAINS + "sys.exit(134 * (attempt == 1))", SOON)
+    code, _, err = job.run(TRAINING + "sys.exit(134 * (attempt == 1))", BACKOFF)
     assert code == 0 and err.count("attempts.jsonl cannot be written (No space left on device)") == 2
 
 
@@ -260,7 +260,7 @@ def test_the_newest_five_earlier_logs_are_kept_and_those_of_an_earlier_start_are
     (job.logs / "job_3.attempt9.log").write_text("of an earlier start")
     (job.logs / "notes.attempt9.log").write_text("not ours")
     code, _, _ = job.run(
-        TRAINS + "save(attempt); sys.exit(134 * (attempt < 8))", "--max_restarts=9",
+        TRAINING + "save(attempt); sys.exit(134 * (attempt < 8))", "--max_restarts=9",
         "--backoff_secs=0.01", command=[f"--model_dir={job.dir}/run"],
     )  # fmt: skip
     assert code == 0 and job.log(0).startswith("attempt 8")

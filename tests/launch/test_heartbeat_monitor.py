@@ -21,7 +21,7 @@ JSON = st.recursive(
 )
 
 
-class Hearts:
+class ManualHeartbeats:
     """The heartbeats of two workers, written by hand, and a clock that stands still."""
 
     def __init__(self, directory, **timeouts):
@@ -35,95 +35,95 @@ class Hearts:
         text = json.dumps({"step": 7, "phase": "training", **facts}) if text is None else text
         self.monitor.path(self.tasks[index]).write_text(text, encoding="utf-8", errors="replace")
 
-    def look(self, after_secs, **kinds):
+    def check_after(self, after_secs, **kinds):
         self.now += after_secs
         return self.monitor.check(self.tasks, **kinds)
 
 
 def test_silence_is_counted_from_the_last_change(tmp_path):
-    hearts = Hearts(tmp_path, heartbeat=60.0)
+    heartbeats = ManualHeartbeats(tmp_path, heartbeat=60.0)
     for beat in range(3):
-        hearts.beat(0, beat=beat)
-        hearts.beat(1, beat=0)
-        assert hearts.look(29.0) is None
-    hang = hearts.look(3.0)
-    assert hang.task == hearts.tasks[1] and hang.silent_secs == 61.0
+        heartbeats.beat(0, beat=beat)
+        heartbeats.beat(1, beat=0)
+        assert heartbeats.check_after(29.0) is None
+    hang = heartbeats.check_after(3.0)
+    assert hang.task == heartbeats.tasks[1] and hang.silent_secs == 61.0
     assert hang.why == "gave no sign of life for 61 s (last at step 7)"
 
 
 @pytest.mark.parametrize(("share", "is_hung"), [(0.0, True), (0.01, True), (0.1, False), (1.0, False)])
 def test_a_silent_process_that_uses_a_processor_is_not_hung(tmp_path, share, is_hung):
     """It may hold the interpreter's lock in a long call of native code."""
-    hearts = Hearts(tmp_path, heartbeat=60.0)
-    hearts.beat(0)
-    name, start, hertz = log_name(hearts.tasks[0]), hearts.now, os.sysconf("SC_CLK_TCK")
+    heartbeats = ManualHeartbeats(tmp_path, heartbeat=60.0)
+    heartbeats.beat(0)
+    name, start, hertz = log_name(heartbeats.tasks[0]), heartbeats.now, os.sysconf("SC_CLK_TCK")
 
     def ticks():
-        return {name: int((hearts.now - start) * hertz * share)}
+        return {name: int((heartbeats.now - start) * hertz * share)}
 
-    hangs = [hearts.look(0.5, cpu_ticks=ticks) for _ in range(120)]
+    hangs = [heartbeats.check_after(0.5, cpu_ticks=ticks) for _ in range(120)]
     assert hangs == [None] * 120
-    hangs = [hearts.look(0.5, cpu_ticks=ticks) for _ in range(6)]
+    hangs = [heartbeats.check_after(0.5, cpu_ticks=ticks) for _ in range(6)]
     assert any(hangs) == is_hung
 
 
 def test_a_process_that_becomes_idle_is_hung_one_timeout_later(tmp_path):
-    hearts = Hearts(tmp_path, heartbeat=60.0)
-    hearts.beat(0)
-    name, start, hertz = log_name(hearts.tasks[0]), hearts.now, os.sysconf("SC_CLK_TCK")
+    heartbeats = ManualHeartbeats(tmp_path, heartbeat=60.0)
+    heartbeats.beat(0)
+    name, start, hertz = log_name(heartbeats.tasks[0]), heartbeats.now, os.sysconf("SC_CLK_TCK")
 
     def ticks():
-        return {name: int(min(hearts.now - start, 100.0) * hertz)}
+        return {name: int(min(heartbeats.now - start, 100.0) * hertz)}
 
-    found = next(i for i in range(1000) if hearts.look(0.5, cpu_ticks=ticks))
+    found = next(i for i in range(1000) if heartbeats.check_after(0.5, cpu_ticks=ticks))
     assert 155 <= found / 2 <= 165
 
 
 def test_a_heartbeat_that_cannot_be_read_is_no_silence(tmp_path):
     """The directory of the heartbeats of other machines may be deleted, or its disk unreachable."""
-    hearts = Hearts(tmp_path, heartbeat=60.0)
-    path = hearts.monitor.path(hearts.tasks[0], is_remote=True)
+    heartbeats = ManualHeartbeats(tmp_path, heartbeat=60.0)
+    path = heartbeats.monitor.path(heartbeats.tasks[0], is_remote=True)
     assert path.parent == tmp_path
     path.write_text('{"step": 7}')
-    assert hearts.look(1.0) is None
+    assert heartbeats.check_after(1.0) is None
     path.unlink()
-    assert [hearts.look(59.0) for _ in range(5)] == [None] * 5
+    assert [heartbeats.check_after(59.0) for _ in range(5)] == [None] * 5
     path.write_text('{"step": 7}')
-    assert hearts.look(1.0) is None
-    assert hearts.look(61.0).task == hearts.tasks[0]
+    assert heartbeats.check_after(1.0) is None
+    assert heartbeats.check_after(61.0).task == heartbeats.tasks[0]
 
 
 def test_a_process_of_an_earlier_attempt_does_not_beat_for_its_successor(tmp_path):
     """As on a host that was cut off: it still writes, and creates a deleted file again."""
-    hearts = Hearts(tmp_path, heartbeat=60.0)
-    task = hearts.tasks[0]
-    earlier = hearts.monitor.path(task, is_remote=True)
-    hearts.monitor.reset(hearts.tasks)
-    path = hearts.monitor.path(task, is_remote=True)
+    heartbeats = ManualHeartbeats(tmp_path, heartbeat=60.0)
+    task = heartbeats.tasks[0]
+    earlier = heartbeats.monitor.path(task, is_remote=True)
+    heartbeats.monitor.reset(heartbeats.tasks)
+    path = heartbeats.monitor.path(task, is_remote=True)
     earlier.write_text('{"step": 7, "phase": "training"}')
-    assert path != earlier and hearts.look(1.0) is None
-    assert not hearts.monitor.has_trained(task)
+    assert path != earlier and heartbeats.check_after(1.0) is None
+    assert not heartbeats.monitor.has_trained(task)
     path.write_text('{"step": 7, "phase": "training"}')
-    assert hearts.look(1.0) is None and hearts.monitor.has_trained(task)
-    monitor = Hearts(tmp_path, heartbeat=60.0).monitor
+    assert heartbeats.check_after(1.0) is None and heartbeats.monitor.has_trained(task)
+    monitor = ManualHeartbeats(tmp_path, heartbeat=60.0).monitor
     assert monitor.path(task, is_remote=True) != path and not path.exists(), "the next launcher"
 
 
 def test_clocks_of_other_machines_do_not_matter(tmp_path):
-    hearts = Hearts(tmp_path, heartbeat=60.0)
+    heartbeats = ManualHeartbeats(tmp_path, heartbeat=60.0)
     for beat in (0.0, 1e12, -5.0):
-        hearts.beat(0, beat=beat)
-        assert hearts.look(59.0) is None
+        heartbeats.beat(0, beat=beat)
+        assert heartbeats.check_after(59.0) is None
 
 
 def test_one_that_never_beats_is_never_hung_by_itself(tmp_path):
-    assert Hearts(tmp_path, heartbeat=1.0, startup=1.0, hang=1.0).look(1e6) is None
+    assert ManualHeartbeats(tmp_path, heartbeat=1.0, startup=1.0, hang=1.0).check_after(1e6) is None
 
 
 def test_zero_is_off(tmp_path):
-    hearts = Hearts(tmp_path, heartbeat=0.0, startup=0.0, hang=0.0)
-    hearts.beat(0)
-    assert hearts.look(1.0) is None and hearts.look(1e6) is None
+    heartbeats = ManualHeartbeats(tmp_path, heartbeat=0.0, startup=0.0, hang=0.0)
+    heartbeats.beat(0)
+    assert heartbeats.check_after(1.0) is None and heartbeats.check_after(1e6) is None
 
 
 @pytest.mark.parametrize(
@@ -139,92 +139,92 @@ def test_zero_is_off(tmp_path):
     ],
 )
 def test_patience_depends_on_the_phase(tmp_path, phase, secs, is_hung):
-    hearts = Hearts(tmp_path, heartbeat=60.0, startup=600.0)
-    hearts.beat(0, phase=phase)
-    hearts.beat(1, beat=0)
-    hearts.look(1.0)
-    hearts.beat(1, beat=1)
-    hang = hearts.look(secs)
-    assert (hang is not None and hang.task == hearts.tasks[0]) == is_hung
+    heartbeats = ManualHeartbeats(tmp_path, heartbeat=60.0, startup=600.0)
+    heartbeats.beat(0, phase=phase)
+    heartbeats.beat(1, beat=0)
+    heartbeats.check_after(1.0)
+    heartbeats.beat(1, beat=1)
+    hang = heartbeats.check_after(secs)
+    assert (hang is not None and hang.task == heartbeats.tasks[0]) == is_hung
 
 
 @pytest.mark.parametrize("phase", ["starting", "compiling"])
 def test_a_hang_before_the_first_step_has_the_limit_of_a_start(tmp_path, phase):
-    hearts = Hearts(tmp_path, hang=60.0, startup=600.0)
-    hearts.beat(0, phase=phase, beat=0)
-    assert hearts.look(1.0) is None
-    hearts.beat(0, phase=phase, beat=1)
-    assert hearts.look(598.0) is None
-    hearts.beat(0, phase=phase, beat=2)
-    hang = hearts.look(3.0)
-    assert hang.task == hearts.tasks[0] and f"was {phase} for 601 s" in hang.why
-    hearts = Hearts(tmp_path, startup=600.0, hang=0.0, heartbeat=0.0)  # only who asked for it
-    hearts.beat(0, phase=phase)
-    hearts.beat(1)
-    assert hearts.look(1.0) is None and hearts.look(1e5) is None
+    heartbeats = ManualHeartbeats(tmp_path, hang=60.0, startup=600.0)
+    heartbeats.beat(0, phase=phase, beat=0)
+    assert heartbeats.check_after(1.0) is None
+    heartbeats.beat(0, phase=phase, beat=1)
+    assert heartbeats.check_after(598.0) is None
+    heartbeats.beat(0, phase=phase, beat=2)
+    hang = heartbeats.check_after(3.0)
+    assert hang.task == heartbeats.tasks[0] and f"was {phase} for 601 s" in hang.why
+    heartbeats = ManualHeartbeats(tmp_path, startup=600.0, hang=0.0, heartbeat=0.0)  # only who asked for it
+    heartbeats.beat(0, phase=phase)
+    heartbeats.beat(1)
+    assert heartbeats.check_after(1.0) is None and heartbeats.check_after(1e5) is None
 
 
 def test_a_stopped_process_that_waits_for_peers_gets_no_more_patience(tmp_path):
-    hearts = Hearts(tmp_path, heartbeat=60.0, startup=600.0)
-    hearts.beat(0, phase="connecting")
-    assert hearts.look(1.0) is None
-    assert hearts.look(61.0, stopped=[hearts.tasks[0]]).task == hearts.tasks[0]
+    heartbeats = ManualHeartbeats(tmp_path, heartbeat=60.0, startup=600.0)
+    heartbeats.beat(0, phase="connecting")
+    assert heartbeats.check_after(1.0) is None
+    assert heartbeats.check_after(61.0, stopped=[heartbeats.tasks[0]]).task == heartbeats.tasks[0]
 
 
 def test_the_missing_are_named_when_others_are_there(tmp_path):
-    hearts = Hearts(tmp_path, startup=600.0)
-    hearts.beat(0)
-    assert hearts.look(599.0) is None
-    hearts.beat(0, beat=1)
-    hang = hearts.look(2.0)
-    assert hang.task == hearts.tasks[1]
+    heartbeats = ManualHeartbeats(tmp_path, startup=600.0)
+    heartbeats.beat(0)
+    assert heartbeats.check_after(599.0) is None
+    heartbeats.beat(0, beat=1)
+    hang = heartbeats.check_after(2.0)
+    assert hang.task == heartbeats.tasks[1]
     assert hang.why == "gave no sign of life within 601 s of the start"
-    hearts.monitor.reset(hearts.tasks)
-    assert hearts.look(600.0) is None, "nobody beats any more"
-    hearts.tasks = tasks_of(RoleCounts(workers=3), "127.0.0.1")
-    hearts.beat(1)
-    why = hearts.look(1.0).why
+    heartbeats.monitor.reset(heartbeats.tasks)
+    assert heartbeats.check_after(600.0) is None, "nobody beats any more"
+    heartbeats.tasks = tasks_of(RoleCounts(workers=3), "127.0.0.1")
+    heartbeats.beat(1)
+    why = heartbeats.check_after(1.0).why
     assert why == "gave no sign of life within 601 s of the start, nor did worker 2 (job 2)"
-    hearts.tasks = hearts.tasks[:2]
-    hearts.beat(0, beat=2)
-    hearts.beat(1, beat=2)
-    hearts.monitor.forget(hearts.tasks[1])
-    assert hearts.look(1.0, remote=[hearts.tasks[1]]) is None, "its file may be out of sight"
+    heartbeats.tasks = heartbeats.tasks[:2]
+    heartbeats.beat(0, beat=2)
+    heartbeats.beat(1, beat=2)
+    heartbeats.monitor.forget(heartbeats.tasks[1])
+    assert heartbeats.check_after(1.0, remote=[heartbeats.tasks[1]]) is None, "its file may be out of sight"
 
 
 def test_no_step_is_a_hang_while_training_only(tmp_path):
-    hearts = Hearts(tmp_path, hang=100.0)
+    heartbeats = ManualHeartbeats(tmp_path, hang=100.0)
     for beat in range(4):
-        hearts.beat(0, beat=beat, phase="evaluating", progressed=1.0)
-        assert hearts.look(50.0) is None
+        heartbeats.beat(0, beat=beat, phase="evaluating", progressed=1.0)
+        assert heartbeats.check_after(50.0) is None
     for beat in range(4, 8):
-        hearts.beat(0, beat=beat, progressed=1.0)
-        hang = hearts.look(40.0)
+        heartbeats.beat(0, beat=beat, progressed=1.0)
+        hang = heartbeats.check_after(40.0)
     assert hang.why == "made no step for 120 s (last at step 7)"
 
 
 def test_a_save_is_only_waited_for_while_it_lives(tmp_path):
-    hearts = Hearts(tmp_path)
-    assert not hearts.monitor.is_saving(hearts.tasks)
-    hearts.beat(1, phase="saving")
-    assert hearts.monitor.is_saving(hearts.tasks)
-    hearts.now += 6.0
-    assert not hearts.monitor.is_saving(hearts.tasks)
+    heartbeats = ManualHeartbeats(tmp_path)
+    assert not heartbeats.monitor.is_saving(heartbeats.tasks)
+    heartbeats.beat(1, phase="saving")
+    assert heartbeats.monitor.is_saving(heartbeats.tasks)
+    heartbeats.now += 6.0
+    assert not heartbeats.monitor.is_saving(heartbeats.tasks)
 
 
 @FUZZ
 @given(st.one_of(JSON.map(json.dumps), st.text(min_size=1, max_size=40)))
 def test_whatever_stands_in_a_heartbeat_is_a_sign_of_life(text):
-    hearts = HEARTS
-    hearts.now += 1.0
-    hearts.monitor.reset(hearts.tasks)
-    hearts.beat(0, text)
-    assert hearts.look(1.0) is None
-    assert isinstance(hearts.monitor.highest_step, (int, type(None)))
-    assert hearts.monitor.any and hearts.look(3.0).task == hearts.tasks[0]
+    heartbeats = HEARTS
+    heartbeats.now += 1.0
+    heartbeats.monitor.reset(heartbeats.tasks)
+    heartbeats.beat(0, text)
+    assert heartbeats.check_after(1.0) is None
+    assert isinstance(heartbeats.monitor.highest_step, (int, type(None)))
+    assert heartbeats.monitor.any and heartbeats.check_after(3.0).task == heartbeats.tasks[0]
 
 
 @pytest.fixture(autouse=True)
 def hearts_of_fuzz(tmp_path_factory):
     global HEARTS  # noqa: PLW0603 (a fixture of a function would be made once per example)
-    HEARTS = Hearts(tmp_path_factory.mktemp("hearts"), heartbeat=2.0, startup=0.0)
+    HEARTS = ManualHeartbeats(tmp_path_factory.mktemp("hearts"), heartbeat=2.0, startup=0.0)

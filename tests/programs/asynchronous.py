@@ -6,7 +6,7 @@ import sys
 
 import ctl
 import tf_keras
-from ctl.distribute.keras_objects import plain
+from ctl.distribute.keras_objects import unwrap
 from small_models import CLASSES, FEATURES, HIDDEN, Small, losses
 
 options = json.loads(sys.argv[1])
@@ -59,7 +59,7 @@ if hasattr(trainer, "_frozen_at"):
     frozen = all((old == new).all() for old, new in pairs)
 print(json.dumps({
     "step": trainer.step,
-    "iterations": None if counts is None else int(plain(counts).numpy()),
+    "iterations": None if counts is None else int(unwrap(counts).numpy()),
     "resumed": resumed,
     "logged": [s for run, s, _ in writer.rows if run == "train"],
     "evaluated": [s for run, s, _ in writer.rows if run == "eval"],

@@ -14,7 +14,7 @@ from ctl.distribute.platforms import detection
 
 me = detection.read_topology()
 if len(sys.argv) > 1 and me.worker_index == int(sys.argv[1]):
-    startup_barrier.meet_workers(me, job_fingerprint.fingerprint_of_process(0, {}), 60.0)
+    startup_barrier.run_barrier(me, job_fingerprint.fingerprint_of_process(0, {}), 60.0)
     os._exit(0)
 startup_timeout_secs = float(sys.argv[2]) if len(sys.argv) > 2 else 8.0
 ctl.make_strategy("multi_worker", startup_timeout_secs=startup_timeout_secs)

@@ -116,9 +116,9 @@ def losses(writer: ctl.MemoryWriter) -> list[float]:
 
 
 def weights(trainer) -> list[np.ndarray]:
-    from ctl.distribute.keras_objects import plain
+    from ctl.distribute.keras_objects import unwrap
 
-    return [plain(v).numpy() for v in trainer.model.trainable_variables]
+    return [unwrap(v).numpy() for v in trainer.model.trainable_variables]
 
 
 def digest(trainer) -> str:

@@ -83,11 +83,11 @@ def test_steps_within_a_long_graph_call_are_progress():
     heart = Heartbeat(beat_secs=0.01, end=ended.append)
     looked = []
 
-    def look():
+    def read_step():
         looked.append(next(steps))
         return looked[-1]
 
-    with heart.supervise_training(0.02, look):
+    with heart.supervise_training(0.02, read_step):
         heart.record_step(12)
         until(lambda: len(looked) >= 3)
     assert not ended

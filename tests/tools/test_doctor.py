@@ -11,12 +11,12 @@ from ctl.tools import doctor
 from test_platforms import ADDRESSES, EVALUATOR, spec, tf_config
 
 
-def look(**environ):
+def diagnose(**environ):
     return doctor.diagnose(environ, network=False)
 
 
 def test_a_process_alone():
-    seen = look()
+    seen = diagnose()
     assert seen["task"] == {
         "type": "worker", "index": 0, "address": None, "rank": 0, "is_chief": True,
     }  # fmt: skip
@@ -26,7 +26,7 @@ def test_a_process_alone():
 
 
 def test_vertex_ai_with_its_directories():
-    seen = look(
+    seen = diagnose(
         **spec("workerpool1", 1, workerpool3=EVALUATOR), AIP_MODEL_DIR="gs://b/job/model/",
         AIP_CHECKPOINT_DIR="gs://b/job/checkpoints/", AIP_TENSORBOARD_LOG_DIR="gs://b/job/logs/",
     )  # fmt: skip
@@ -46,7 +46,7 @@ def test_vertex_ai_with_its_directories():
 
 
 def test_a_mistake_is_told_and_everything_else_too():
-    seen = look(TF_CONFIG="{", AIP_MODEL_DIR="gs://b/m/")
+    seen = diagnose(TF_CONFIG="{", AIP_MODEL_DIR="gs://b/m/")
     assert seen["task"] is None and seen["directories"]["model"] == "gs://b/m"
     [problem] = seen["problems"]
     assert "TF_CONFIG is not JSON" in problem
@@ -55,13 +55,13 @@ def test_a_mistake_is_told_and_everything_else_too():
 
 def test_what_is_set_and_not_used_is_named():
     both = tf_config({"worker": ["a:1", "b:1"]}, "worker") | {"CTL_WORKERS": ADDRESSES}
-    assert look(**both)["also_set"] == ["CTL_WORKERS"]
-    assert "CTL_WORKERS (not used)" in doctor.diagnosis_text(look(**both))
+    assert diagnose(**both)["also_set"] == ["CTL_WORKERS"]
+    assert "CTL_WORKERS (not used)" in doctor.diagnosis_text(diagnose(**both))
 
 
 def test_many_workers_are_not_all_listed():
     workers = [f"w{i}:1" for i in range(30)]
-    text = doctor.diagnosis_text(look(**tf_config({"worker": workers}, "worker", 29)))
+    text = doctor.diagnosis_text(diagnose(**tf_config({"worker": workers}, "worker", 29)))
     assert "w7:1 and 22 more" in text and "w8:1" not in text and "address    w29:1" in text
 
 
@@ -79,7 +79,7 @@ def test_names_without_an_address_are_a_note_and_a_taken_port_is_a_mistake():
 
 def test_a_directory_that_cannot_be_written_to_is_a_mistake(tmp_path):
     (tmp_path / "file").touch()
-    seen = look(AIP_CHECKPOINT_DIR=f"{tmp_path}/file/checkpoints/", AIP_MODEL_DIR=f"{tmp_path}/new")
+    seen = diagnose(AIP_CHECKPOINT_DIR=f"{tmp_path}/file/checkpoints/", AIP_MODEL_DIR=f"{tmp_path}/new")
     assert len(seen["problems"]) == 1 and "nothing can be written to" in seen["problems"][0]
     assert not (tmp_path / "new").exists()
 
@@ -94,7 +94,7 @@ def test_a_tensorflow_that_will_not_do(installed, words, monkeypatch):
         return installed[name]
 
     monkeypatch.setattr(doctor.importlib.metadata, "version", version)
-    assert any(words in problem for problem in look()["problems"])
+    assert any(words in problem for problem in diagnose()["problems"])
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -243,7 +243,7 @@ CANNOT_CONNECT = """
 import contextlib, json
 import ctl
 from ctl.distribute import own_port, startup_barrier
-startup_barrier.checked = lambda *_: contextlib.nullcontext()  # the fault comes after the meeting
+startup_barrier.wait_for_workers = lambda *_: contextlib.nullcontext()  # the fault comes after the meeting
 own_port.check_port_is_free = lambda cluster: None
 try:
     ctl.make_strategy("multi_worker")

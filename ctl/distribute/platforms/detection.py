@@ -34,9 +34,9 @@ def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
     """
     listed.check_names(environ)
     for reader in _READERS.values():
-        found = reader(environ)
-        if found is not None:
-            return found
+        topology = reader(environ)
+        if topology is not None:
+            return topology
     return Topology()
 
 

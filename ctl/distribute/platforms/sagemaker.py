@@ -12,11 +12,11 @@ _PORT = 8890  # that of SageMaker's TensorFlow toolkit
 def read(environ: Mapping[str, str]) -> Topology | None:
     """Returns the topology from SM_HOSTS, or None if it is not set. Raises UsageError."""
     text = environ.get("SM_HOSTS", "").strip()
-    here = environ.get("SM_CURRENT_HOST", "").strip()
+    current_host = environ.get("SM_CURRENT_HOST", "").strip()
     if not text:
-        if here:
+        if current_host:
             raise UsageError(
-                f"SM_CURRENT_HOST is {here!r}, but SM_HOSTS is not set; expected a list such as "
+                f"SM_CURRENT_HOST is {current_host!r}, but SM_HOSTS is not set; expected a list such as "
                 '["algo-1", "algo-2"]. For a process that trains alone, unset SM_CURRENT_HOST.'
             )
         return None
@@ -26,10 +26,12 @@ def read(environ: Mapping[str, str]) -> Topology | None:
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
         raise UsageError(f'SM_HOSTS is {text[:80]!r}; expected a list such as ["algo-1", "algo-2"].')
-    if here not in hosts and len(hosts) > 1:
-        raise UsageError(f"SM_CURRENT_HOST is {here!r}; expected one of SM_HOSTS, {', '.join(hosts)}.")
+    if current_host not in hosts and len(hosts) > 1:
+        raise UsageError(
+            f"SM_CURRENT_HOST is {current_host!r}; expected one of SM_HOSTS, {', '.join(hosts)}."
+        )
     first = variables.port(environ, _PORT)
-    index = hosts.index(here) if here in hosts else 0
+    index = hosts.index(current_host) if current_host in hosts else 0
     addresses = [f"{host}:{first}" for host in hosts]
     sources = "SM_HOSTS", "SM_CURRENT_HOST"
     return variables.workers("SageMaker", sources, addresses, index, port_variable=variables.PORT_VARIABLE)

@@ -76,12 +76,12 @@ def read(environ: Mapping[str, str]) -> Topology | None:
 
 def host_names(text: str) -> list[str]:
     """Expands a list of hosts in its order: `n[08-10],m[1,3]x` -> ["n08", "n09", "n10", "m1x", "m3x"]."""
-    found = [name for part in _split(text) for name in _expanded(part)]
-    if not found or any(not name for name in found):
+    names = [name for part in _split(text) for name in _expanded(part)]
+    if not names or any(not name for name in names):
         raise UsageError(
             f"Slurm's list of hosts is {text!r}; expected one such as n[1-3],m1 in SLURM_STEP_NODELIST."
         )
-    return found
+    return names
 
 
 def tasks_of_hosts(text: str, num_hosts: int) -> list[int]:
@@ -191,8 +191,8 @@ def _range(text: str, part: str) -> list[str]:
     names: list[str] = []
     for piece in text.split(","):
         low, dash, high = piece.partition("-")
-        good = _is_number(low) and (not dash or _is_number(high))
-        if not good or (dash and int(high) < int(low)):
+        is_valid = _is_number(low) and (not dash or _is_number(high))
+        if not is_valid or (dash and int(high) < int(low)):
             raise UsageError(f"Slurm's list of hosts has {part[:80]!r}; expected ranges such as [1-3,7].")
         width = len(low)
         _check_count(len(names) + int(high or low) - int(low) + 1, part)

@@ -39,8 +39,8 @@ def read(environ: Mapping[str, str]) -> Topology | None:
         return None
     if "sparseCluster" in config:
         raise UsageError(
-            "TF_CONFIG has a sparseCluster, of a TFJob whose workers come and go; expected a cluster that "
-            "stays. Leave enableDynamicWorker out of the TFJob."
+            "TF_CONFIG has a sparseCluster, of a TFJob with dynamic workers; expected a fixed cluster. "
+            "Leave enableDynamicWorker out of the TFJob."
         )
     variables.check_keys(config, _KEYS, TF_CONFIG)
     task = config.get("task")
@@ -52,23 +52,23 @@ def read(environ: Mapping[str, str]) -> Topology | None:
         )
     cluster = config.get("cluster") or {}
     if isinstance(cluster, dict) and any(cluster.values()):
-        cluster = {kind: addresses for kind, addresses in cluster.items() if addresses != []}
+        cluster = {task_type: addresses for task_type, addresses in cluster.items() if addresses != []}
     platform = _platform(environ, config)
     if not cluster and not is_evaluator:
         return Topology(platform=platform, sources=(TF_CONFIG,))
     tasks = variables.checked_tasks(cluster, TF_CONFIG)
-    beside = vertex.beside(environ, config)
+    pools = vertex.read_other_pools(environ, config)
     notes = []
-    if beside.has_reduction_server and tasks.pop("ps", ()):
+    if pools.has_reduction_server and tasks.pop("ps", ()):
         notes.append("The Reduction Server's pool is left out of the cluster: it runs no training.")
-    kind, index = variables.checked_task(task, tasks, TF_CONFIG)
+    task_type, index = variables.checked_task(task, tasks, TF_CONFIG)
     return Topology(
         tasks,
-        kind,
+        task_type,
         index,
         platform=platform,
-        sources=(TF_CONFIG, *beside.sources),
-        has_evaluator="evaluator" in tasks or beside.has_evaluator,
+        sources=(TF_CONFIG, *pools.sources),
+        has_evaluator="evaluator" in tasks or pools.has_evaluator,
         ends_with_chief=config.get("environment") == "cloud",
         notes=tuple(notes),
     )

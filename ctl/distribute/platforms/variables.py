@@ -24,10 +24,10 @@ def checked_tasks(cluster: Any, variable: str) -> dict[str, tuple[str, ...]]:
             f"e.g. {TF_CONFIG_EXAMPLE}."
         )
     tasks: dict[str, tuple[str, ...]] = {}
-    seen: dict[str, str] = {}
+    task_by_address: dict[str, str] = {}
     for key, addresses in cluster.items():
-        kind = "chief" if key == "master" else key
-        if kind not in KNOWN_TYPES:
+        task_type = "chief" if key == "master" else key
+        if task_type not in KNOWN_TYPES:
             raise UsageError(
                 f"{variable}'s cluster has the task type {key!r}; expected one of {', '.join(KNOWN_TYPES)}."
             )
@@ -38,15 +38,15 @@ def checked_tasks(cluster: Any, variable: str) -> dict[str, tuple[str, ...]]:
             )
         for i, address in enumerate(addresses):
             check_address(address, f"{variable}'s cluster", f"{key}[{i}]")
-            if address in seen:
+            if address in task_by_address:
                 raise UsageError(
-                    f"{variable} gives {address} to both {seen[address]} and {key}[{i}]; "
-                    "every task needs an address of its own."
+                    f"{variable} gives {address} to both {task_by_address[address]} and {key}[{i}]; "
+                    "each task needs its own address."
                 )
-            seen[address] = f"{key}[{i}]"
-        if kind in tasks:
+            task_by_address[address] = f"{key}[{i}]"
+        if task_type in tasks:
             raise UsageError(f"{variable}'s cluster has both 'master' and 'chief'; write 'chief' only.")
-        tasks[kind] = tuple(addresses)
+        tasks[task_type] = tuple(addresses)
     if len(tasks.get("chief", ())) > 1:
         raise UsageError(
             f"{variable}'s cluster has {len(tasks['chief'])} chiefs; expected one, the others are workers."
@@ -71,8 +71,8 @@ def checked_task(task: Any, tasks: Mapping[str, Sequence[str]], variable: str) -
         raise UsageError(
             f"{variable} has a cluster and the task {task!r}; expected type and index, e.g. {example}."
         )
-    kind = "chief" if task["type"] == "master" else task["type"]
-    if kind not in KNOWN_TYPES:
+    task_type = "chief" if task["type"] == "master" else task["type"]
+    if task_type not in KNOWN_TYPES:
         raise UsageError(
             f"{variable}'s task type is {task['type']!r}; expected one of {', '.join(KNOWN_TYPES)}."
         )
@@ -84,17 +84,17 @@ def checked_task(task: Any, tasks: Mapping[str, Sequence[str]], variable: str) -
         raise UsageError(
             f"{variable}'s task index is {task['index']!r}; expected a whole number >= 0."
         ) from None
-    if kind == "evaluator" and kind not in tasks:
-        return kind, index
-    count = len(tasks.get(kind, ()))
+    if task_type == "evaluator" and task_type not in tasks:
+        return task_type, index
+    count = len(tasks.get(task_type, ()))
     if index >= count:
         raise UsageError(
-            f"{variable}'s task is {kind} {index}, but its cluster lists {count} of type {kind!r} "
+            f"{variable}'s task is {task_type} {index}, but its cluster lists {count} of this type "
             f"(index 0 to {count - 1})."
             if count
-            else f"{variable}'s task is {kind} {index}, but its cluster lists no {kind!r}."
+            else f"{variable}'s task is {task_type} {index}, but its cluster lists no {task_type!r}."
         )
-    return kind, index
+    return task_type, index
 
 
 def parsed(environ: Mapping[str, str], name: str, example: str) -> dict[str, Any] | None:
@@ -103,14 +103,14 @@ def parsed(environ: Mapping[str, str], name: str, example: str) -> dict[str, Any
     if not text:
         return None
     try:
-        found = json_of(text)
+        mapping = json_of(text)
     except ValueError as e:
         raise UsageError(
-            f"{name} is not JSON ({e}). It came as {text[:80]!r}; expected e.g. {example}."
+            f"{name} is not JSON ({e}). Received {text[:80]!r}; expected e.g. {example}."
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(mapping, dict):
         raise UsageError(f"{name} is {text[:80]!r}; expected an object such as {example}.")
-    return found
+    return mapping
 
 
 def check_keys(value: Mapping[str, Any], known_keys: Collection[str], variable: str) -> None:
@@ -127,7 +127,7 @@ def check_keys(value: Mapping[str, Any], known_keys: Collection[str], variable: 
 
 def nearest(name: str, known_names: Collection[str]) -> str | None:
     """Returns the name in `known_names` that is spelt most like `name`, or None if none is similar."""
-    folded = {known.lower(): known for known in known_names}
+    folded = {n.lower(): n for n in known_names}
     matches = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.75)
     return folded[matches[0]] if matches else None
 
@@ -135,11 +135,11 @@ def nearest(name: str, known_names: Collection[str]) -> str | None:
 def json_of(text: str) -> Any:
     """Parses JSON. Raises ValueError, also for text that is nested too deeply or has too many digits."""
     try:
-        found = json.loads(text)
-        repr(found)  # the value is part of messages
+        value = json.loads(text)
+        repr(value)  # the value is part of messages
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    return found
+    return value
 
 
 def number(environ: Mapping[str, str], name: str) -> int | None:
@@ -154,16 +154,16 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
 
 def port(environ: Mapping[str, str], default: int) -> int:
     """Returns CTL_PORT, the first port of this job on each host, or the platform's default."""
-    given = number(environ, PORT_VARIABLE)
-    if given is None:
+    first_port = number(environ, PORT_VARIABLE)
+    if first_port is None:
         return default
-    if not 0 < given < 65536:
-        raise UsageError(f"{PORT_VARIABLE} is {given}; expected a port from 1 to 65535.")
-    return given
+    if not 0 < first_port < 65536:
+        raise UsageError(f"{PORT_VARIABLE} is {first_port}; expected a port from 1 to 65535.")
+    return first_port
 
 
 def workers(
-    platform: str, sources: Sequence[str], addresses: Sequence[str], index: int, **more: Any
+    platform: str, sources: Sequence[str], addresses: Sequence[str], index: int, **options: Any
 ) -> Topology:
     """Returns the topology of equal workers, or of one process for a single address. Raises UsageError."""
     for i, address in enumerate(addresses):
@@ -171,7 +171,7 @@ def workers(
     doubled = sorted({a for a in addresses if addresses.count(a) > 1})
     if doubled:
         raise UsageError(
-            f"{sources[0]} gives {doubled[0]} to several tasks; every task needs an address of its own."
+            f"{sources[0]} gives {doubled[0]} to several tasks; each task needs its own address."
         )
     tasks = {"worker": tuple(addresses)} if len(addresses) > 1 else {}
-    return Topology(tasks, "worker", index, platform=platform, sources=tuple(sources), **more)
+    return Topology(tasks, "worker", index, platform=platform, sources=tuple(sources), **options)

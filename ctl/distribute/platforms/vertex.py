@@ -25,7 +25,7 @@ _REDUCTION_SERVER = "reductionserver"  # in the name of its image
 
 
 @dataclass(frozen=True)
-class Beside:
+class OtherPools:
     """Information of CLUSTER_SPEC that is missing in TF_CONFIG."""
 
     sources: tuple[str, ...] = ()
@@ -52,10 +52,10 @@ def read(environ: Mapping[str, str]) -> Topology | None:
         task = {**task, "type": _pool(task["type"])}
     if not tasks:
         return Topology(platform=VERTEX_AI, sources=(CLUSTER_SPEC,))
-    kind, index = variables.checked_task(task, tasks, CLUSTER_SPEC)
+    task_type, index = variables.checked_task(task, tasks, CLUSTER_SPEC)
     return Topology(
         tasks,
-        kind,
+        task_type,
         index,
         platform=VERTEX_AI,
         sources=(CLUSTER_SPEC,),
@@ -75,7 +75,7 @@ def _check_spec_keys(spec: Mapping[str, Any]) -> None:
         raise UsageError(f"CLUSTER_SPEC has {', '.join(spec)}, but no cluster; expected e.g. {_EXAMPLE}.")
 
 
-def beside(environ: Mapping[str, str], tf_config: Mapping[str, Any]) -> Beside:
+def read_other_pools(environ: Mapping[str, str], tf_config: Mapping[str, Any]) -> OtherPools:
     """Returns facts about pools that TF_CONFIG does not list, from CLUSTER_SPEC or the job in TF_CONFIG."""
     try:
         spec = variables.parsed(environ, CLUSTER_SPEC, _EXAMPLE) or {}
@@ -86,7 +86,7 @@ def beside(environ: Mapping[str, str], tf_config: Mapping[str, Any]) -> Beside:
     specs = _pool_specs(spec) or _pool_specs(tf_config)
     has_evaluator = bool(pools.get("workerpool3")) or (len(specs) > 3 and bool(specs[3]))
     reduces = _has_reduction_server(spec) or _has_reduction_server(tf_config)
-    return Beside((CLUSTER_SPEC,) if spec else (), has_evaluator, reduces)
+    return OtherPools((CLUSTER_SPEC,) if spec else (), has_evaluator, reduces)
 
 
 def _pool(name: Any) -> str:
@@ -108,8 +108,8 @@ def _pool_specs(spec: Mapping[str, Any]) -> list:
     if not isinstance(described, dict):
         return []
     inner = described.get("jobSpec") or described.get("job_spec") or described
-    found = inner.get("workerPoolSpecs") or inner.get("worker_pool_specs") or []
-    return found if isinstance(found, list) else []
+    pools = inner.get("workerPoolSpecs") or inner.get("worker_pool_specs") or []
+    return pools if isinstance(pools, list) else []
 
 
 def _has_reduction_server(spec: Mapping[str, Any]) -> bool:

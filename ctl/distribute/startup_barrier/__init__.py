@@ -23,13 +23,13 @@ from ctl.distribute.topology import Topology
 
 STARTUP_TIMEOUT_SECS = 600.0
 STARTUP_TIMEOUT_VARIABLE = "CTL_STARTUP_TIMEOUT_SECS"
-_met = False  # in this process
+_has_run = False  # in this process
 
 
-def timeout_of(asked: float | None) -> float:
+def timeout_of(timeout_secs: float | None) -> float:
     """Returns the timeout for peers (seconds): the argument, else the launcher's value, else 600."""
-    if asked is not None:
-        return asked
+    if timeout_secs is not None:
+        return timeout_secs
     try:
         return max(0.0, float(os.environ.get(STARTUP_TIMEOUT_VARIABLE, ""))) or STARTUP_TIMEOUT_SECS
     except ValueError:
@@ -37,26 +37,26 @@ def timeout_of(asked: float | None) -> float:
 
 
 @contextlib.contextmanager
-def checked(cluster: Topology, facts: Mapping[str, Any], timeout_secs: float) -> Iterator[None]:
+def wait_for_workers(cluster: Topology, facts: Mapping[str, Any], timeout_secs: float) -> Iterator[None]:
     """Waits for all workers, compares `facts` and limits the duration of the block. Runs once per process.
 
     Raises PeerLostError if a worker does not connect in time, UsageError if one differs from the chief.
     """
-    global _met  # noqa: PLW0603  TensorFlow's own server takes the port for good
-    if _met or cluster.num_workers < 2:
+    global _has_run  # noqa: PLW0603  TensorFlow's own server takes the port for good
+    if _has_run or cluster.num_workers < 2:
         yield
         return
-    _met = True
-    meet_workers(cluster, facts, timeout_secs)
+    _has_run = True
+    run_barrier(cluster, facts, timeout_secs)
     with watchdog.limited(cluster, timeout_secs):
         yield
 
 
-def meet_workers(cluster: Topology, facts: Mapping[str, Any], timeout_secs: float) -> None:
-    """Runs the barrier without the limit for the block; see `checked`."""
-    mine = {k: str(shown(k, v)) for k, v in facts.items()}
-    mine["TF_CONFIG's cluster"] = json.dumps({k: list(v) for k, v in cluster.tasks.items()})
+def run_barrier(cluster: Topology, facts: Mapping[str, Any], timeout_secs: float) -> None:
+    """Runs the barrier without the limit for the block; see `wait_for_workers`."""
+    text_by_fact = {k: str(shown(k, v)) for k, v in facts.items()}
+    text_by_fact["TF_CONFIG's cluster"] = json.dumps({k: list(v) for k, v in cluster.tasks.items()})
     if cluster.is_chief:
-        Chief(cluster, mine, timeout_secs).run()
+        Chief(cluster, text_by_fact, timeout_secs).run()
     else:
-        worker.visit(cluster, mine, timeout_secs)
+        worker.wait_for_release(cluster, text_by_fact, timeout_secs)

@@ -29,19 +29,19 @@ _log = logging.getLogger("ctl")
 
 
 @dataclass(eq=False)
-class _Guest:
+class _ConnectedWorker:
     """An authenticated worker.
 
     Attributes:
       process: Random identifier of the process. A second process of the same rank has another one.
-      heard: Received bytes of an incomplete message with the facts.
+      received: Received bytes of an incomplete message with the facts.
       facts: Fingerprint of the worker. None until it has been received.
     """
 
     rank: int
     process: str
     connection: socket.socket
-    heard: bytes = b""
+    received: bytes = b""
     facts: dict[str, str] | None = None
     since_secs: float = field(default_factory=time.monotonic)
 
@@ -53,11 +53,11 @@ class Chief:
         self._cluster = cluster
         self._facts = facts
         self._timeout_secs = timeout_secs
-        self._guests: dict[int, _Guest] = {}  # by rank
+        self._workers: dict[int, _ConnectedWorker] = {}  # by rank
         self._fault = ""  # error message about an authenticated process
         self._secret = authenticated_channel.job_secret()
         endpoint = Endpoint(self._secret, messages.PURPOSE, messages.IDENTITY)
-        self._listener = Listener(_listen(cluster), endpoint, self._refusal)
+        self._listener = Listener(_listen(cluster), endpoint, self._check_claim)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
 
@@ -65,125 +65,127 @@ class Chief:
         """Waits for all workers. Raises PeerLostError if one is missing, UsageError if one differs."""
         deadline = Deadline(self._timeout_secs, messages.NAME_SECS)
         with contextlib.closing(self):
-            while (missing := self._missing()) and not self._fault:
+            while (missing := self._missing_ranks()) and not self._fault:
                 if deadline.is_over:
-                    text = messages.too_long(self._timeout_secs, self._names(missing))
+                    text = messages.too_long(self._timeout_secs, self._names_of(missing))
                     text += listener_sentence(self._listener, "The chief")
                     text += refusal_sentence(self._listener)
-                    self._tell({"timeout": text})
+                    self._send_to_all({"timeout": text})
                     raise PeerLostError(text)
                 if deadline.is_reminder_due():
-                    text = f"{deadline.waited_secs:.0f} s: still waiting for {self._names(missing)}."
+                    text = f"{deadline.waited_secs:.0f} s: still waiting for {self._names_of(missing)}."
                     text += refusal_sentence(self._listener)
                     _log.warning("%s", text)
-                    self._tell({"waiting": text})
+                    self._send_to_all({"waiting": text})
                 self._listen_once()
-            wrong = self._fault or self._difference()
-            self._tell({"refused": wrong} if wrong else {"go": True})
-            self._see_them_off()
-        if wrong:
-            raise UsageError(wrong)
+            error = self._fault or self._describe_differences()
+            self._send_to_all({"refused": error} if error else {"go": True})
+            self._wait_for_disconnects()
+        if error:
+            raise UsageError(error)
 
     def close(self) -> None:
         """Closes all connections and frees the port."""
         self._selector.close()
         self._listener.close()
-        for guest in self._guests.values():
-            guest.connection.close()
+        for worker in self._workers.values():
+            worker.connection.close()
 
-    def _here(self) -> list[tuple[_Guest, dict[str, str]]]:
-        found = [(g, g.facts) for _, g in sorted(self._guests.items())]
-        return [(guest, facts) for guest, facts in found if facts is not None]
+    def _workers_with_facts(self) -> list[tuple[_ConnectedWorker, dict[str, str]]]:
+        facts_by_worker = [(g, g.facts) for _, g in sorted(self._workers.items())]
+        return [(worker, facts) for worker, facts in facts_by_worker if facts is not None]
 
-    def _missing(self) -> list[int]:
-        here = {guest.rank for guest, _ in self._here()}
-        return [r for r in range(1, self._cluster.num_workers) if r not in here]
+    def _missing_ranks(self) -> list[int]:
+        connected_ranks = {worker.rank for worker, _ in self._workers_with_facts()}
+        return [r for r in range(1, self._cluster.num_workers) if r not in connected_ranks]
 
-    def _names(self, ranks: list[int]) -> str:
+    def _names_of(self, ranks: list[int]) -> str:
         return ", ".join(messages.name_of(self._cluster, r) for r in ranks)
 
     def _listen_once(self) -> None:
         for key, _ in self._selector.select(messages.CALL_AGAIN_SECS):
-            if isinstance(key.data, _Guest):
-                self._hear(key.data)
+            if isinstance(key.data, _ConnectedWorker):
+                self._read_facts(key.data)
         for connection, claim in self._listener.accept_callers():
-            self._welcome(_Guest(claim["rank"], claim["process"], connection))
-        now = time.monotonic()
-        for guest in list(self._guests.values()):
-            if guest.facts is None and now - guest.since_secs > PROOF_SECS:
-                self._forget(guest)
+            self._register(_ConnectedWorker(claim["rank"], claim["process"], connection))
+        now_secs = time.monotonic()
+        for worker in list(self._workers.values()):
+            if worker.facts is None and now_secs - worker.since_secs > PROOF_SECS:
+                self._disconnect(worker)
 
-    def _refusal(self, claim: dict[str, Any]) -> ChannelRefusedError | None:
+    def _check_claim(self, claim: dict[str, Any]) -> ChannelRefusedError | None:
         """Returns the error for an invalid worker, or None. Only an authenticated one can end the job."""
         rank, process, size = claim.get("rank"), claim.get("process"), self._cluster.num_workers
         is_known = type(rank) is int and 0 < rank < size
         if not (is_known and isinstance(process, str)):
-            why = f"a process says that it is number {rank!r} of {size}"
-        elif rank in self._guests and self._guests[rank].process != process:
-            why = f"two processes say that they are {messages.name_of(self._cluster, rank)}"
+            problem = f"a process has rank {rank!r} in a job of {size} processes"
+        elif rank in self._workers and self._workers[rank].process != process:
+            problem = f"two processes are {messages.name_of(self._cluster, rank)}"
         else:
             return None
-        text = f"{why}. Every process needs a task index of its own in TF_CONFIG."
+        text = f"{problem}. Give each process its own task index in TF_CONFIG."
         if self._secret:
             self._fault = self._fault or text
         else:
             _log.warning("Refused: %s", text)
         return ChannelRefusedError(text)
 
-    def _welcome(self, guest: _Guest) -> None:
-        if guest.rank in self._guests:  # the same process has reconnected
-            self._forget(self._guests[guest.rank])
-        guest.connection.setblocking(False)
-        self._guests[guest.rank] = guest
-        self._selector.register(guest.connection, selectors.EVENT_READ, guest)
+    def _register(self, worker: _ConnectedWorker) -> None:
+        if worker.rank in self._workers:  # the same process has reconnected
+            self._disconnect(self._workers[worker.rank])
+        worker.connection.setblocking(False)
+        self._workers[worker.rank] = worker
+        self._selector.register(worker.connection, selectors.EVENT_READ, worker)
 
-    def _hear(self, guest: _Guest) -> None:
-        data = _received(guest.connection)
+    def _read_facts(self, worker: _ConnectedWorker) -> None:
+        data = _received(worker.connection)
         if data is None:
             return
-        if guest.facts is None:
-            guest.heard += data
-        if not data or len(guest.heard) > messages.MOST_LINE_BYTES:
-            self._forget(guest)
-        elif guest.facts is None and b"\n" in guest.heard:
-            guest.facts, guest.heard = _facts_of(guest.heard), b""
-            if guest.facts is None:
-                self._forget(guest)
+        if worker.facts is None:
+            worker.received += data
+        if not data or len(worker.received) > messages.MOST_LINE_BYTES:
+            self._disconnect(worker)
+        elif worker.facts is None and b"\n" in worker.received:
+            worker.facts, worker.received = _facts_of(worker.received), b""
+            if worker.facts is None:
+                self._disconnect(worker)
 
-    def _forget(self, guest: _Guest) -> None:
-        self._selector.unregister(guest.connection)
-        guest.connection.close()
-        del self._guests[guest.rank]
+    def _disconnect(self, worker: _ConnectedWorker) -> None:
+        self._selector.unregister(worker.connection)
+        worker.connection.close()
+        del self._workers[worker.rank]
 
-    def _difference(self) -> str | None:
+    def _describe_differences(self) -> str | None:
         lines = []
-        for guest, facts in self._here():
+        for worker, facts in self._workers_with_facts():
             for key in sorted({*facts, *self._facts}):
-                here, there = self._facts.get(key, "nothing"), facts.get(key, "nothing")
-                loaded_by_one = key.startswith(CODE) and "nothing" in (here, there)
-                if here != there and not loaded_by_one:
-                    who = messages.name_of(self._cluster, guest.rank)
-                    lines.append(f"  {key}: {there[:300]} on {who}, {here[:300]} on the chief")
+                chief_value, worker_value = self._facts.get(key, "none"), facts.get(key, "none")
+                loaded_by_one = key.startswith(CODE) and "none" in (chief_value, worker_value)
+                if chief_value != worker_value and not loaded_by_one:
+                    worker_name = messages.name_of(self._cluster, worker.rank)
+                    lines.append(
+                        f"  {key}: {worker_value[:300]} on {worker_name}, {chief_value[:300]} on the chief"
+                    )
         if not lines:
             return None
-        more = [f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else []
+        omitted = [f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else []
         return (
-            "The workers of this job are not alike; nothing was started.\n"
-            + "\n".join(lines[:20] + more)
+            "The workers of this job differ; training was not started.\n"
+            + "\n".join(lines[:20] + omitted)
             + "\nStart the same command, with the same versions, on every worker."
         )
 
-    def _tell(self, message: dict) -> None:
-        for guest in self._guests.values():  # also to workers that have not sent their facts
-            _send(guest.connection, message)
+    def _send_to_all(self, message: dict) -> None:
+        for worker in self._workers.values():  # also to workers that have not sent their facts
+            _send(worker.connection, message)
 
-    def _see_them_off(self) -> None:
+    def _wait_for_disconnects(self) -> None:
         """Waits until workers have closed their connections, which allows TensorFlow to bind the port."""
         until_secs = time.monotonic() + messages.LEAVE_SECS
-        while self._guests and time.monotonic() < until_secs:
+        while self._workers and time.monotonic() < until_secs:
             for key, _ in self._selector.select(messages.CALL_AGAIN_SECS):
-                if isinstance(key.data, _Guest) and _received(key.data.connection) == b"":
-                    self._forget(key.data)
+                if isinstance(key.data, _ConnectedWorker) and _received(key.data.connection) == b"":
+                    self._disconnect(key.data)
             for connection, _ in self._listener.accept_callers():
                 connection.close()
 
@@ -191,11 +193,11 @@ class Chief:
 def _facts_of(line: bytes) -> dict[str, str] | None:
     """Returns the facts in a worker's message by name, or None for an invalid message."""
     try:
-        found = json.loads(line)["facts"]
+        facts = json.loads(line)["facts"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    is_text = isinstance(found, dict) and all(isinstance(v, str) for v in found.values())
-    return found if is_text else None
+    is_text = isinstance(facts, dict) and all(isinstance(v, str) for v in facts.values())
+    return facts if is_text else None
 
 
 def _listen(cluster: Topology) -> socket.socket:

@@ -14,18 +14,18 @@ MOST_LINE_BYTES = 1 << 20
 
 def name_of(cluster: Topology, rank: int) -> str:
     """Returns the name of a worker in TF_CONFIG with its address, such as "worker 1 (10.0.0.3:2222)"."""
-    places = [
-        (f"{kind} {i}", address)
-        for kind in ("chief", "worker")
-        for i, address in enumerate(cluster.tasks.get(kind, ()))
+    workers = [
+        (f"{task_type} {i}", address)
+        for task_type in ("chief", "worker")
+        for i, address in enumerate(cluster.tasks.get(task_type, ()))
     ]
-    called, address = places[rank]
-    return f"{called} ({address})"
+    name, address = workers[rank]
+    return f"{name} ({address})"
 
 
 def address_of(cluster: Topology, rank: int) -> tuple[str, int]:
     """Returns the (host, port) at which a worker listens."""
-    addresses = [a for kind in ("chief", "worker") for a in cluster.tasks.get(kind, ())]
+    addresses = [a for task_type in ("chief", "worker") for a in cluster.tasks.get(task_type, ())]
     return split_address(addresses[rank])
 
 
@@ -37,6 +37,7 @@ def line(message: dict) -> bytes:
 def too_long(timeout_secs: float, whom: str) -> str:
     """Returns the message about a worker that did not connect in time."""
     return (
-        f"Waited {timeout_secs:g} s (--startup_timeout_secs) for {whom}; it did not come. Is the process "
-        "running, does the address in TF_CONFIG lead to it, and does no firewall stand between?"
+        f"Waited {timeout_secs:g} s (--startup_timeout_secs) for {whom}. "
+        "Check that the process runs, that its address in TF_CONFIG is right, and that no firewall blocks "
+        "the port."
     )

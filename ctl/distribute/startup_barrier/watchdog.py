@@ -26,14 +26,14 @@ def limited(cluster: Topology, timeout_secs: float) -> Iterator[None]:
 
     Another process sends the signal: TensorFlow may hold the interpreter's lock within the block.
     """
-    others = [name_of(cluster, r) for r in range(cluster.num_workers) if r != cluster.worker_index]
+    peers = [name_of(cluster, r) for r in range(cluster.num_workers) if r != cluster.worker_index]
     text = (
-        f"ctl: all workers had answered, but for {timeout_secs:g} s (--startup_timeout_secs) TensorFlow "
-        f"has waited for {', '.join(others)}. This process is ended; it is worth another attempt.\n"
+        f"ctl: all workers had connected, but TensorFlow has waited {timeout_secs:g} s "
+        f"(--startup_timeout_secs) for {', '.join(peers)}. This process ends; a restart may succeed.\n"
     )
-    words = [sys.executable, "-I", "-S", "-c", _WATCHDOG, str(timeout_secs), str(os.getpid()), text]
+    command = [sys.executable, "-I", "-S", "-c", _WATCHDOG, str(timeout_secs), str(os.getpid()), text]
     try:
-        watchdog = subprocess.Popen(words, stdin=subprocess.PIPE)
+        watchdog = subprocess.Popen(command, stdin=subprocess.PIPE)
     except OSError as e:
         _log.warning("No watchdog for the start of TensorFlow: %s.", e)
         yield

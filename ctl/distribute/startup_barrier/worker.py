@@ -16,7 +16,7 @@ from ctl.io.rendezvous import Caller, Deadline
 _log = logging.getLogger("ctl")
 
 
-def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None:
+def wait_for_release(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None:
     """Returns when the chief releases the workers.
 
     Raises PeerLostError if the chief does not release them in time, UsageError if it refuses this worker.
@@ -33,7 +33,7 @@ def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None
                 with connection:
                     connection.settimeout(PROOF_SECS)
                     connection.sendall(messages.line({"facts": facts}))
-                    caller.failure = _hear(connection, deadline.remaining_secs + messages.LEAVE_SECS)
+                    caller.failure = _read_answer(connection, deadline.remaining_secs + messages.LEAVE_SECS)
                 if caller.failure is None:
                     return
         except ChannelRefusedError as e:
@@ -47,12 +47,12 @@ def visit(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None
         caller.pause()
 
 
-def _hear(connection: socket.socket, wait_secs: float) -> str | None:
+def _read_answer(connection: socket.socket, wait_secs: float) -> str | None:
     """Returns None when the chief releases the workers, or the reason why the connection is of no use.
 
     Raises PeerLostError or UsageError if the chief sends one of them.
     """
-    heard, until_secs = b"", time.monotonic() + wait_secs
+    received, until_secs = b"", time.monotonic() + wait_secs
     while (left_secs := until_secs - time.monotonic()) > 0:
         connection.settimeout(left_secs)
         try:
@@ -61,23 +61,23 @@ def _hear(connection: socket.socket, wait_secs: float) -> str | None:
             break
         if not data:
             return "it closed the connection"
-        heard += data
-        *lines, heard = heard.split(b"\n")
-        if len(heard) > messages.MOST_LINE_BYTES:
-            return "something else answers there"
+        received += data
+        *lines, received = received.split(b"\n")
+        if len(received) > messages.MOST_LINE_BYTES:
+            return "another program listens on this port"
         for line in lines:
             try:
-                said = json.loads(line)
-                known = said.keys() & {"go", "waiting", "timeout", "refused"}
+                message = json.loads(line)
+                keys = message.keys() & {"go", "waiting", "timeout", "refused"}
             except (ValueError, AttributeError, RecursionError):
-                known = set()
-            if not known:
-                return "something else answers there"
-            if "go" in known:
+                keys = set()
+            if not keys:
+                return "another program listens on this port"
+            if "go" in keys:
                 return None
-            if "timeout" in known:
-                raise PeerLostError(str(said["timeout"]))
-            if "refused" in known:
-                raise UsageError(str(said["refused"]))
-            _log.warning("%s", said["waiting"])
+            if "timeout" in keys:
+                raise PeerLostError(str(message["timeout"]))
+            if "refused" in keys:
+                raise UsageError(str(message["refused"]))
+            _log.warning("%s", message["waiting"])
     return "it does not answer"

@@ -2,7 +2,7 @@
 
 A block of 256 numbers has one scale, its largest absolute value (Dettmers 2016, arXiv:1511.04561). The
 rounding error is added to the gradient of the next step (error feedback: Seide et al. 2014; Karimireddy et
-al. 2019, arXiv:1901.09847; of the sum as well: Tang et al. 2019, arXiv:1905.05957).
+al. 2019, arXiv:1901.09847; of the sum: Tang et al. 2019, arXiv:1905.05957).
 
     x = gradient + error of the previous step
     engine      part r of x travels to worker r, which sums the parts and sends the sum to all workers
@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.distribute.engine_all_reduce import all_to_all, engine_of
-from ctl.distribute.keras_objects import plain
+from ctl.distribute.keras_objects import unwrap
 from ctl.errors import UsageError
 from ctl.step import optimizers
 from ctl.step.context import StepContext
@@ -25,7 +25,7 @@ from ctl.step.reducers.worker_state import WorkerState, variable_like
 from ctl.step.update_request import UpdateRequest
 
 BLOCK = 256  # numbers with one scale
-_MIN_NUMBERS = 4096  # smaller variables are summed as they are
+_MIN_NUMBERS = 4096  # smaller variables are summed in their own dtype
 _NUM_INTS = BLOCK // 4  # as TensorFlow's collectives take no int8
 _MIN_SCALE = 1e-30  # smaller blocks are zeros
 
@@ -55,7 +55,7 @@ class Int8Reducer(SumReducer):
 
     def __init__(self, inputs: ReducerInputs):
         self._strategy, self._topology = inputs.strategy, inputs.topology
-        variables = map(plain, inputs.trainable_variables)
+        variables = map(unwrap, inputs.trainable_variables)
         large = [v for v in variables if (v.shape.num_elements() or 0) >= _MIN_NUMBERS]
         local = [inputs.strategy.experimental_local_results(v)[0] for v in large]
         errors = [variable_like(v, "left_over") for v in local]
@@ -63,6 +63,7 @@ class Int8Reducer(SumReducer):
         self.worker_state = WorkerState(inputs.strategy, inputs.topology, errors)
 
     def tracked_variables(self) -> Mapping[str, Sequence[tf.Variable]]:
+        """Returns the rounding errors of this worker."""
         return {"left_out_of_sums": self.worker_state.variables}
 
     def begin(self, step: int) -> None:
@@ -74,7 +75,7 @@ class Int8Reducer(SumReducer):
     def _exchange(self, request: UpdateRequest, context: StepContext) -> tuple[list, Any, list]:
         pairs = list(zip(request.gradients, request.variables, strict=True))
         dense = [i for i, (g, _) in enumerate(pairs) if not isinstance(g, tf.IndexedSlices)]
-        rounded = [i for i in dense if id(plain(pairs[i][1])) in self._error_by_id]
+        rounded = [i for i in dense if id(unwrap(pairs[i][1])) in self._error_by_id]
         exact = [i for i in range(len(pairs)) if i not in rounded]
         sums, suspects = sum_gradients(selected(request, exact), context, suspects_of(request))
         if not rounded:
@@ -85,7 +86,7 @@ class Int8Reducer(SumReducer):
 
     def _sum_rounded(self, pairs: Sequence[tuple[Any, Any]]) -> tuple[list, list]:
         """Returns the sums of gradients, equal on all workers, and pairs (variable, its new error)."""
-        errors = [self._error_by_id[id(plain(variable))] for _, variable in pairs]
+        errors = [self._error_by_id[id(unwrap(variable))] for _, variable in pairs]
         shapes, sizes = [e.shape for e in errors], [e.shape.num_elements() for e in errors]
         gradients = [gradient for gradient, _ in pairs]
         parts = [

@@ -51,9 +51,11 @@ class OneWorkerReducer(SumReducer):
         self.worker_state = worker_state
 
     def tracked_variables(self) -> Mapping[str, Sequence[tf.Variable]]:
+        """Returns the state of this worker."""
         return {_CHECKPOINT_NAME: self.worker_state.variables}
 
     def begin(self, step: int) -> None:
+        """Restores the state of this worker."""
         _scatter(self.worker_state, step)
 
 
@@ -85,6 +87,7 @@ class LocalSgdReducer(GradientReducer):
         self._take_common_weights()
 
     def reduce(self, request: UpdateRequest, context: StepContext) -> ReducedGradients:
+        """Returns the gradients of this worker."""
         return ReducedGradients(existing_rows(request), suspects_of(request))
 
     def check_request(self, request: UpdateRequest) -> None:
@@ -119,6 +122,7 @@ class LocalSgdReducer(GradientReducer):
         tf.cond(is_due, average, lambda: tf.constant(0))
 
     def tracked_variables(self) -> Mapping[str, Sequence[tf.Variable]]:
+        """Returns the state of this worker and of the outer optimizer."""
         return {_CHECKPOINT_NAME: [*self.worker_state.variables, *self._common, *self._momenta]}
 
     def begin(self, step: int) -> None:

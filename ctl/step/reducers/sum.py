@@ -22,6 +22,7 @@ class SumReducer(GradientReducer):
     """Sums gradients over all replicas in each step. One replica keeps its gradients."""
 
     def reduce(self, request: UpdateRequest, context: StepContext) -> ReducedGradients:
+        """Returns the sums of the gradients over all replicas."""
         if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
             return ReducedGradients(existing_rows(request))
         exchange = lambda: self._exchange(request, context)  # noqa: E731

@@ -19,7 +19,7 @@ class WorkerState:
     Args:
       strategy: Strategy of the job.
       topology: Topology of the job.
-      sources: Variables of the strategy. Those of other types than numbers are left out.
+      sources: Variables of the strategy. Variables that hold no numbers are left out.
 
     Attributes:
       variables: One variable `[num_workers or 0, n]` for each dtype, for checkpoint managers.
