@@ -21,7 +21,7 @@ _INTRO = """\
 
 Each setting is a field of `ctl.Config`, a flag of programs that end with `ctl.run(...)`, and a keyword of
 the trainer (not `mode`, `train_steps`, `epochs`, `export`, `report_hypertune`). Your own settings:
-[first_model.md](first_model.md#as-a-command).
+[As a command](first_model.md#as-a-command).
 
 ```python
 import ctl
