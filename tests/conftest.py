@@ -54,11 +54,11 @@ def some_of(cases, *kept):
 
 
 def pytest_collection_modifyitems(items):
-    """Marks the tests that start processes, by themselves or by what they use of tests/."""
-    known: dict[object, bool] = {}
+    """Marks the tests that start processes, directly or through functions of tests/."""
+    starts_by_object: dict[object, bool] = {}
     for item in items:
         fixtures = [f.func for fs in item._fixtureinfo.name2fixturedefs.values() for f in fs]
-        if any(starts_processes(thing, known) for thing in (item.function, *fixtures)):
+        if any(starts_processes(thing, starts_by_object) for thing in (item.function, *fixtures)):
             item.add_marker("workers")
     items[:] = computing_between_waiting(items)
 
@@ -84,18 +84,18 @@ def computing_between_waiting(items: list) -> list:
     return [item for pair in pairs for file in pair for item in file]
 
 
-def starts_processes(thing, known: dict[object, bool]) -> bool:
+def starts_processes(thing, starts_by_object: dict[object, bool]) -> bool:
     """Returns whether a function or class of tests/ starts a process, or uses one that does."""
     if not isinstance(thing, types.FunctionType | type) or not _is_of_tests(thing.__module__):
         return False
-    if thing not in known:
-        known[thing] = False  # while it is looked at
+    if thing not in starts_by_object:
+        starts_by_object[thing] = False  # while it is looked at
         functions = [thing] if isinstance(thing, types.FunctionType) else vars(thing).values()
         for function in functions:
-            plain = getattr(function, "__func__", getattr(function, "__wrapped__", function))
-            if any(_is_a_start(u) or starts_processes(u, known) for u in _used_by(plain)):
-                known[thing] = True
-    return known[thing]
+            unwrapped = getattr(function, "__func__", getattr(function, "__wrapped__", function))
+            if any(_is_a_start(u) or starts_processes(u, starts_by_object) for u in _used_by(unwrapped)):
+                starts_by_object[thing] = True
+    return starts_by_object[thing]
 
 
 def _is_a_start(used) -> bool:
@@ -132,16 +132,16 @@ def _used_by(function) -> list:
 
 @pytest.fixture(autouse=True)
 def unchanged_environment():
-    """A test that leaves variables behind would change what the tests after it see."""
+    """Restores the environment variables. Fails if a test has changed them."""
     before = dict(os.environ)
     yield
     after = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     before.pop("PYTEST_CURRENT_TEST", None)
-    left = sorted(k for k in {*before, *after} if before.get(k) != after.get(k))
-    for name in left:
+    changed_names = sorted(k for k in {*before, *after} if before.get(k) != after.get(k))
+    for name in changed_names:
         os.environ.pop(name, None)
         os.environ.update({name: before[name]} if name in before else {})
-    assert not left, f"the test left these variables changed: {left}"
+    assert not changed_names, f"the test left these variables changed: {changed_names}"
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def two_replicas():
 
 @dataclass
 class Result:
-    """What a process left: exit code, all it printed, and the last JSON line among that."""
+    """Result of a process: exit code, output, and its last line of JSON."""
 
     code: int
     output: str
@@ -165,10 +165,10 @@ class Result:
 
 
 class PortBlocks:
-    """Ports of tests, none of which this process or another test process hands out meanwhile.
+    """Ports for tests, reserved against this and other test processes.
 
     They lie outside the range from which the kernel takes ports of outgoing connections. A test process
-    owns a block as long as it holds the first port of the block, which is bound and handed out to no test.
+    owns a block as long as it holds the first port of the block, which is bound and not used by tests.
     """
 
     PORTS = range(7000, 15000)  # the ports of Slurm's steps begin at 15000
@@ -232,7 +232,7 @@ _port_blocks = PortBlocks()
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that no process listens at, each handed out once."""
+    """Returns ports at which no process listens. Each is returned once."""
     return [_port_blocks.take() for _ in range(count)]
 
 
@@ -290,18 +290,18 @@ def job(tmp_path):
 
 @pytest.fixture(scope="session")
 def unbroken(tmp_path_factory):
-    """unbroken(workers, *options) -> the model_dir of a run of faulty.py that nothing happened to."""
+    """unbroken(workers, *options) -> the model_dir of a run of faulty.py without faults."""
     from training import run
 
-    made = {}
+    model_dir_by_options = {}
 
     def get(workers, *options):
         key = workers, options
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("unbroken") / "run"
-            done = run(made[key], *options, workers=workers)
-            assert done.code == 0, done.output[-3000:]
-        return made[key]
+        if key not in model_dir_by_options:
+            model_dir_by_options[key] = tmp_path_factory.mktemp("unbroken") / "run"
+            result = run(model_dir_by_options[key], *options, workers=workers)
+            assert result.code == 0, result.output[-3000:]
+        return model_dir_by_options[key]
 
     return get
 

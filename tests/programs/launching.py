@@ -1,4 +1,4 @@
-"""The launcher under test: small Python programs stand in for workers.
+"""The launcher under test: small Python programs replace the workers.
 
 Each sees `role`, `index`, `job` (the number of its log, if it trains) and `wait_for(condition)`, and
 writes into its log by printing.
@@ -73,9 +73,9 @@ class Job:
     def start(self, worker, *options, under=(), **popen):
         """Starts the launcher for the program `worker`.
 
-        `under` are words to start it through, `command` more words for the program.
+        `under` is a command prefix, `command` are arguments of the program.
         """
-        words = popen.pop("command", [])
+        arguments = popen.pop("command", [])
         program = self.dir / "worker.py"
         program.write_text(WORKER + textwrap.dedent(worker))
         command = [*under, sys.executable, "-m", "ctl", "launch", f"--log_dir={self.logs}"]
@@ -83,7 +83,7 @@ class Job:
         environ |= {"PYTHONPATH": str(ROOT), "TEST_DIR": str(self.dir), **popen.pop("env", {})}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
         self.process = subprocess.Popen(
-            [*command, *options, "--", sys.executable, str(program), *words], env=environ, **streams
+            [*command, *options, "--", sys.executable, str(program), *arguments], env=environ, **streams
         )
         return self.process
 
@@ -93,7 +93,7 @@ class Job:
         return self.process.returncode, out, err.decode()
 
     def end(self, timeout_secs=TIMEOUT_SECS):
-        """Waits for the launcher's own end; returns its exit code and what it said."""
+        """Waits for the end of the launcher. Returns its exit code and its errors."""
         err = self.process.communicate(timeout=timeout_secs)[1]
         return self.process.returncode, (err or b"").decode()
 
@@ -104,7 +104,7 @@ class Job:
 
     @property
     def attempts(self):
-        """What is written down of each attempt that has ended."""
+        """The recorded attempts that have ended."""
         path = self.logs / "attempts.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -121,17 +121,17 @@ def wait_for(condition, timeout_secs=TIMEOUT_SECS):
 
 
 def read_until(stream, text):
-    """Reads a file descriptor until `text` has come; returns all that came."""
-    seen, until = b"", time.monotonic() + TIMEOUT_SECS
-    while text not in seen:
-        assert time.monotonic() < until, f"{text!r} did not come, only {seen!r}"
+    """Reads a file descriptor until `text` is received. Returns all received bytes."""
+    received, until = b"", time.monotonic() + TIMEOUT_SECS
+    while text not in received:
+        assert time.monotonic() < until, f"{text!r} did not come, only {received!r}"
         if select.select([stream], [], [], 0.1)[0]:
-            seen += os.read(stream, 65536)
-    return seen
+            received += os.read(stream, 65536)
+    return received
 
 
 def is_alive(pid):
-    """False for a zombie too: it has ended, only nobody has asked."""
+    """Returns whether a process runs. A zombie has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -146,4 +146,4 @@ def pid_of(job, name):
 def pids_of(job, name):
     """The numbers after "pid" in a worker's log, once their line is complete."""
     wait_for(lambda: re.search(r"^pid .*\n", job.log(name), re.MULTILINE))
-    return [int(word) for word in re.search(r"^pid (.*)", job.log(name), re.MULTILINE)[1].split()]
+    return [int(number) for number in re.search(r"^pid (.*)", job.log(name), re.MULTILINE)[1].split()]

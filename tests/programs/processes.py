@@ -27,37 +27,39 @@ TIMEOUT_SECS = 240
 _OPTIONS = {"stdin", "stdout", "stderr", "env", "cwd", "text", "bufsize", "start_new_session"}
 
 
-def start(words: Sequence[str], **options) -> subprocess.Popen:
+def start(command: Sequence[str], **options) -> subprocess.Popen:
     """`subprocess.Popen(words, **options)`, forked from a server if it can be.
 
-    A process whose coverage is measured is not: its record starts with the interpreter.
+    A process with a coverage measurement is not forked: its record starts with the interpreter.
     """
     environ = options.get("env") or os.environ
     is_plain = options.keys() <= _OPTIONS and "COVERAGE_PROCESS_START" not in environ
-    if is_plain and _is_ours(words) and _fits(environ):
-        return _Forked(words, **options)
-    return subprocess.Popen(words, **options)
+    if is_plain and _is_ours(command) and _fits(environ):
+        return _Forked(command, **options)
+    return subprocess.Popen(command, **options)
 
 
 def python_script(text: str) -> str:
-    """A program for this interpreter, whose path may have a space, which a `#!` line cannot."""
+    """Returns a script for this interpreter. Its path may have a space, unlike in a `#!` line."""
     return f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n{text}"
 
 
-def run(words: Sequence[str], *, timeout=TIMEOUT_SECS, text=True, **options) -> subprocess.CompletedProcess:
+def run(
+    command: Sequence[str], *, timeout=TIMEOUT_SECS, text=True, **options
+) -> subprocess.CompletedProcess:
     """`subprocess.run` that keeps both outputs, as text."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    with start(words, text=text, **streams) as process:
+    with start(command, text=text, **streams) as process:
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException:
             process.kill()
             raise
-    return subprocess.CompletedProcess(words, process.returncode, out, err)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def words_of(pid: int) -> list[str]:
-    """What a running process was started with; [] if it has gone."""
+    """Returns the command of a running process, or [] if it has ended."""
     try:
         return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
     except OSError:
@@ -73,20 +75,20 @@ def variables_of(pid: int) -> dict[str, str]:
     return dict(text.split("=", 1) for text in texts if "=" in text)
 
 
-def _is_ours(words: Sequence[str]) -> bool:
-    first, second, *_ = [*map(os.fspath, words[1:]), "", ""]
-    if os.fspath(words[0]) != sys.executable:
+def _is_ours(command: Sequence[str]) -> bool:
+    first, second, *_ = [*map(os.fspath, command[1:]), "", ""]
+    if os.fspath(command[0]) != sys.executable:
         return False
     if first == "-m":
-        is_launcher = warm_server.is_launcher(second, [*map(os.fspath, words[3:4])])
+        is_launcher = warm_server.is_launcher(second, [*map(os.fspath, command[3:4])])
         return is_launcher or second.partition(".")[0] != "ctl"
     return first == "-c" or first.endswith(".py")
 
 
 def _fits(environ: Mapping[str, str]) -> bool:
     path = environ.get("PYTHONPATH", "").split(os.pathsep)
-    mine, theirs = map(warm_server.read_by_imports, (environ, _server_environ()))
-    return path[0] == str(ROOT) and mine == theirs
+    own_variables, server_variables = map(warm_server.read_by_imports, (environ, _server_environ()))
+    return path[0] == str(ROOT) and own_variables == server_variables
 
 
 def _server_environ() -> dict[str, str]:
@@ -102,7 +104,7 @@ class _Server:
         self._environ: dict[str, str] = {}
 
     def request(self, request: Mapping, streams: Sequence[int]) -> tuple[socket.socket, int]:
-        """Starts a program; the socket that tells its end, and its id."""
+        """Starts a program. Returns a socket that reports its end, and its process id."""
         if self._process is None:
             self._start()
         ours, theirs = socket.socketpair()
@@ -117,10 +119,10 @@ class _Server:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, warm_server.MAX_REQUEST_BYTES)
         with theirs:
-            words = [sys.executable, warm_server.__file__, str(theirs.fileno())]
-            words, environ = warm_server.with_room(words, _server_environ())
+            command = [sys.executable, warm_server.__file__, str(theirs.fileno())]
+            command, environ = warm_server.with_room(command, _server_environ())
             self._process = subprocess.Popen(
-                words, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                command, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         atexit.register(self._end)
 
@@ -156,7 +158,7 @@ class _Forked(subprocess.Popen):
             "cwd": os.fspath(cwd or os.getcwd()),
             "start_new_session": bool(options[5]),
         }
-        streams = [own if own != -1 else i for i, own in enumerate((p2cread, c2pwrite, errwrite))]
+        streams = [stream if stream != -1 else i for i, stream in enumerate((p2cread, c2pwrite, errwrite))]
         self._reading = threading.Lock()
         try:
             with _starting:

@@ -34,9 +34,9 @@ class PlainModel(tf.Module):
 class PlainOptimizer(tf.Module):
     """SGD, or Adam with slots made on the first call of build."""
 
-    def __init__(self, word: str):
+    def __init__(self, name: str):
         super().__init__()
-        self.word, self.built = word, False
+        self.word, self.built = name, False
 
     def build(self, variables):
         self.count = tf.Variable(0.0, trainable=False)
@@ -128,16 +128,16 @@ def digest(trainer) -> str:
 
 
 def traced_steps(path):
-    """The numbers of the steps that a file tells of, where the plugin finds them."""
+    """Returns the numbers of the steps in a trace file, as the plugin reads them."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace()
     space.ParseFromString(path.read_bytes())
-    found = set()
+    steps = set()
     for plane in space.planes:
         for event in (e for line in plane.lines for e in line.events):
             stats = {plane.stat_metadata[s.metadata_id].name: s.int64_value for s in event.stats}
             assert "iter_num" not in stats, "of a loop in the graph, whose iterations hide the steps"
             if plane.event_metadata[event.metadata_id].name == "train":
-                found.add(stats["step_num"])
-    return found
+                steps.add(stats["step_num"])
+    return steps
