@@ -68,15 +68,15 @@ def tree_cpu_ticks(leaders: Iterable[int]) -> dict[int, int]:
             pid = int(path.parent.name)
             parents[pid], groups[pid] = int(fields[1]), int(fields[2])
             ticks[pid] = sum(map(int, fields[11:15]))
-    total = {leader: 0 for leader in leaders if leader in ticks}
-    for pid, used in ticks.items():
+    total_ticks = {leader: 0 for leader in leaders if leader in ticks}
+    for pid, process_ticks in ticks.items():
         leader = groups[pid]
         ancestor = pid
-        while leader not in total and ancestor in parents:
+        while leader not in total_ticks and ancestor in parents:
             ancestor = leader = parents[ancestor]
-        if leader in total:
-            total[leader] += used
-    return total
+        if leader in total_ticks:
+            total_ticks[leader] += process_ticks
+    return total_ticks
 
 
 class OrphanReaper:

@@ -25,7 +25,7 @@ from typing import Any
 from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ctl.io.console import print_message
-from ctl.launch.monitor import PassedOnSignals
+from ctl.launch.monitor import ForwardedSignals
 from ctl.launch.process import Process, check_program, start_process
 from ctl.launch.process_tree import Guard
 from ctl.tools.wrapping_command import WrappingParser
@@ -180,7 +180,7 @@ class _Sweep:
             f"{len(self._runs)} runs{said}, {self._jobs} at a time, in {self._directory}",
             program="ctl sweep",
         )
-        with PassedOnSignals() as signals:
+        with ForwardedSignals() as signals:
             while (left or self._processes) and not signals.received:
                 while left and len(self._processes) < self._jobs:
                     self._start(left.pop(0))
@@ -251,12 +251,12 @@ class _Sweep:
             "another --metric goes on from here."
         )
 
-    def _end(self, signals: PassedOnSignals) -> None:
+    def _end(self, signals: ForwardedSignals) -> None:
         """Forwards a signal and waits while the runs save."""
         until = time.monotonic() + _GRACE_SECS
         for _, process in self._processes.values():
             process.send(signal.SIGTERM)
-        while self._processes and time.monotonic() < until and not signals.impatient():
+        while self._processes and time.monotonic() < until and not signals.is_repeated():
             time.sleep(_WAIT_SECS)
             self._poll()
         for _, process in self._processes.values():

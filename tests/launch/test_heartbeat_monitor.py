@@ -48,7 +48,7 @@ def test_silence_is_counted_from_the_last_change(tmp_path):
         assert hearts.look(29.0) is None
     hang = hearts.look(3.0)
     assert hang.task == hearts.tasks[1] and hang.silent_secs == 61.0
-    assert hang.why == "gave no sign of life for 61 s (last at step 7)"
+    assert hang.description == "sent no heartbeat for 61 s (last at step 7)"
 
 
 @pytest.mark.parametrize(("share", "is_hung"), [(0.0, True), (0.01, True), (0.1, False), (1.0, False)])
@@ -157,7 +157,7 @@ def test_a_hang_before_the_first_step_has_the_limit_of_a_start(tmp_path, phase):
     assert hearts.look(598.0) is None
     hearts.beat(0, phase=phase, beat=2)
     hang = hearts.look(3.0)
-    assert hang.task == hearts.tasks[0] and f"was {phase} for 601 s" in hang.why
+    assert hang.task == hearts.tasks[0] and f"was {phase} for 601 s" in hang.description
     hearts = Hearts(tmp_path, startup=600.0, hang=0.0, heartbeat=0.0)  # only who asked for it
     hearts.beat(0, phase=phase)
     hearts.beat(1)
@@ -178,13 +178,13 @@ def test_the_missing_are_named_when_others_are_there(tmp_path):
     hearts.beat(0, beat=1)
     hang = hearts.look(2.0)
     assert hang.task == hearts.tasks[1]
-    assert hang.why == "gave no sign of life within 601 s of the start"
+    assert hang.description == "sent no heartbeat within 601 s of the start"
     hearts.monitor.reset(hearts.tasks)
     assert hearts.look(600.0) is None, "nobody beats any more"
     hearts.tasks = tasks_of(RoleCounts(workers=3), "127.0.0.1")
     hearts.beat(1)
-    why = hearts.look(1.0).why
-    assert why == "gave no sign of life within 601 s of the start, nor did worker 2 (job 2)"
+    why = hearts.look(1.0).description
+    assert why == "sent no heartbeat within 601 s of the start, nor did worker 2 (job 2)"
     hearts.tasks = hearts.tasks[:2]
     hearts.beat(0, beat=2)
     hearts.beat(1, beat=2)
@@ -200,7 +200,7 @@ def test_no_step_is_a_hang_while_training_only(tmp_path):
     for beat in range(4, 8):
         hearts.beat(0, beat=beat, progressed=1.0)
         hang = hearts.look(40.0)
-    assert hang.why == "made no step for 120 s (last at step 7)"
+    assert hang.description == "completed no step for 120 s (last at step 7)"
 
 
 def test_a_save_is_only_waited_for_while_it_lives(tmp_path):
@@ -221,7 +221,7 @@ def test_whatever_stands_in_a_heartbeat_is_a_sign_of_life(text):
     hearts.beat(0, text)
     assert hearts.look(1.0) is None
     assert isinstance(hearts.monitor.highest_step, (int, type(None)))
-    assert hearts.monitor.any and hearts.look(3.0).task == hearts.tasks[0]
+    assert hearts.monitor.has_heartbeats and hearts.look(3.0).task == hearts.tasks[0]
 
 
 @pytest.fixture(autouse=True)

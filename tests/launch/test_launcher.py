@@ -22,7 +22,7 @@ from ctl.launch import cli as launch_cli
 from ctl.launch import log_files, monitor, output, process_tree
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
 from ctl.launch.host_allocation import RoleCounts, tasks_of
-from ctl.launch.monitor import Monitor, PassedOnSignals
+from ctl.launch.monitor import ForwardedSignals, Monitor
 from ctl.launch.output import LogOutput
 from ctl.launch.ports import free_ports
 from ctl.launch.process import ProcessExit
@@ -63,7 +63,7 @@ class ScriptedGroup:
 
 
 def watched(group):
-    return Monitor(group, 30.0, PassedOnSignals(), chief=group.tasks[0], log_dir=Path("/nowhere")).wait()
+    return Monitor(group, 30.0, ForwardedSignals(), chief=group.tasks[0], log_dir=Path("/nowhere")).wait()
 
 
 def cause_of(*rounds, workers=2):
@@ -120,7 +120,7 @@ def test_one_that_told_the_others_of_its_error_may_take_long_to_end(tmp_path, mo
     heartbeats = HeartbeatMonitor(tmp_path, Timeouts())
     if phase:
         heartbeats.path(group.tasks[1]).write_text(json.dumps({"phase": phase}))
-    found = Monitor(group, 30.0, PassedOnSignals(), heartbeats, chief=group.tasks[0]).wait().cause
+    found = Monitor(group, 30.0, ForwardedSignals(), heartbeats, chief=group.tasks[0]).wait().cause
     assert (found.task.task_index, found.exit_code) == cause
 
 
@@ -135,7 +135,7 @@ def test_a_server_s_worker_that_dies_again_and_again_is_left_out(monkeypatch, ca
     assert watched(group).cause is None and group.started == [0, 0, 0]
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if "(3 of 3)" in line] == said[2:3] and len(said) == 4
-    assert "worker 0 (job 1) ended with exit code 3 after 3 new starts; the job goes on" in said[3]
+    assert "worker 0 (job 1) ended with exit code 3 after 3 restarts; the job continues" in said[3]
 
 
 def test_a_worker_that_ends_as_the_chief_does_is_not_started_again():
@@ -237,19 +237,19 @@ def test_a_full_disk_is_one_message_and_the_console_goes_on(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--workers=2", "no command came after `--`"),
-        ("--workers=2 --", "no command came after `--`"),
+        ("--workers=2", "no command was given after `--`"),
+        ("--workers=2 --", "no command was given after `--`"),
         ("--workers=2 python -m models.mnist", "write the command after `--`"),
-        ("--workers=0 -- true", "'0' came, expected a whole number from 1"),
-        ("--ps=0 -- true", "'0' came, expected a whole number from 1"),
-        ("--workers=two -- true", "'two' came, expected a whole number from 1"),
-        ("--grace_secs=-1 -- true", "'-1' came, expected seconds from 0"),
-        ("--grace_secs=nan -- true", "'nan' came, expected seconds from 0"),
+        ("--workers=0 -- true", "received '0'; expected a whole number from 1"),
+        ("--ps=0 -- true", "received '0'; expected a whole number from 1"),
+        ("--workers=two -- true", "received 'two'; expected a whole number from 1"),
+        ("--grace_secs=-1 -- true", "received '-1'; expected seconds from 0"),
+        ("--grace_secs=nan -- true", "received 'nan'; expected seconds from 0"),
         ("--wrokers=2 -- true", "'--wrokers=2' is not an option"),
         ("--work=2 -- true", "'--work=2' is not an option"),
         ("-- no-such-program --x", "'no-such-program' was not found"),
         ("--host=192.0.2.1 -- true", "--host=127.0.0.1"),
-        (f"'--log_dir={__file__}/logs' -- true", "(Not a directory); give a directory"),
+        (f"'--log_dir={__file__}/logs' -- true", "(Not a directory); specify a writable directory"),
         (f"-- '{__file__}'", "cannot be run"),
     ],
 )
@@ -350,11 +350,11 @@ def test_the_launcher_never_imports_tensorflow(line, tmp_path):
 
 def test_signals_are_only_kept_inside_the_block():
     before = signal.getsignal(signal.SIGTERM)
-    with PassedOnSignals() as signals:
+    with ForwardedSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.received == [signal.SIGTERM] and not signals.impatient()
+        assert signals.received == [signal.SIGTERM] and not signals.is_repeated()
         os.kill(os.getpid(), signal.SIGINT)
-        assert signals.impatient()
+        assert signals.is_repeated()
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -118,8 +118,8 @@ def test_a_secret_of_the_command_is_in_no_file(tmp_path):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ([], "no command came after"),
-        (["--"], "no command came after"),
+        ([], "no command was given after"),
+        (["--"], "no command was given after"),
         (["--", "no-such-program", "--a=1,2"], "'no-such-program' was not found"),
         (["--", sys.executable, "--a=1"], "no flag of the command has several values"),
         (["--", sys.executable, "--a=1,1"], "comes twice"),
