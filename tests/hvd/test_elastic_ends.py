@@ -70,7 +70,7 @@ def test_too_few_slots_are_a_failure_after_the_timeout(start):
     options = ("-np", "2", "--min-np", "2", "--elastic-timeout", "1")
     code, said = start("127.0.0.1:1", *options, program="sys.exit(9)").end()
     assert code == 1
-    assert "fewer than the 2 that the job needs (--elastic-timeout)" in said
+    assert "the job requires 2 (--elastic-timeout)" in said
 
 
 def test_a_failure_after_another_was_done_is_a_failure(start):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ctl.deploy.kubernetes.job import KubernetesJob
 from ctl.deploy.manifest import Document, document, documents
-from ctl.deploy.validators import named_values
+from ctl.deploy.validators import parse_assignments
 from ctl.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 
 SERVICE_PORT = 2222
@@ -45,24 +45,28 @@ def _values(job: KubernetesJob) -> dict[str, Any]:
     }
 
 
-def _escaped(words: Iterable[str]) -> list[str]:
+def _escaped(arguments: Iterable[str]) -> list[str]:
     """Escapes arguments for Kubernetes, which replaces `$(NAME)`, and `$$` by `$`."""
-    return [w.replace("$", "$$") if "$$" in w or "$(" in w else w for w in words]
-
-
-def _environment(job: KubernetesJob, own: Mapping[str, str]) -> list[Document] | None:
-    """Returns the environment variables: ctl's own, then `--env`, then references to Secrets."""
-    shown = {**own, **job.env}
-    env: list[Document] = [
-        {"name": name, "value": value} for name, value in zip(shown, _escaped(shown.values()), strict=True)
+    return [
+        argument.replace("$", "$$") if "$$" in argument or "$(" in argument else argument
+        for argument in arguments
     ]
-    for name, place in job.secrets.items():
-        secret, _, key = place.partition(":")
+
+
+def _environment(job: KubernetesJob, own_variables: Mapping[str, str]) -> list[Document] | None:
+    """Returns the environment: `own_variables`, the variables of --env, and references to Secrets."""
+    variables = {**own_variables, **job.env}
+    env: list[Document] = [
+        {"name": name, "value": value}
+        for name, value in zip(variables, _escaped(variables.values()), strict=True)
+    ]
+    for name, secret_reference in job.secrets.items():
+        secret, _, key = secret_reference.partition(":")
         env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
     return env or None
 
 
-def _pod(job: KubernetesJob, component: str, own: Mapping[str, Any]) -> Document:
+def _pod(job: KubernetesJob, component: str, overrides: Mapping[str, Any]) -> Document:
     """Returns a pod template.
 
     Nodes with GPUs reject pods that do not tolerate their taint, and `--node_selector` selects such nodes
@@ -71,9 +75,9 @@ def _pod(job: KubernetesJob, component: str, own: Mapping[str, Any]) -> Document
     Args:
       job: The job.
       component: Value of the component label.
-      own: Values that differ from those of a training pod.
+      overrides: Values that differ from those of a training pod.
     """
-    selector = named_values("--node_selector", job.options.node_selector)
+    selector = parse_assignments("--node_selector", job.options.node_selector)
     values = {
         **_values(job),
         "component": component,
@@ -81,7 +85,7 @@ def _pod(job: KubernetesJob, component: str, own: Mapping[str, Any]) -> Document
         "writes": True,
         "resources": True,
         **dict.fromkeys(("restart_policy", "istio_inject", "subdomain", "port_name", "port", "read_only")),
-        **own,
+        **overrides,
     }
     is_placed = bool(values["gpus"]) == bool(job.options.gpus)
     values["node_selector"] = selector if selector and is_placed else None
@@ -96,8 +100,8 @@ def _addresses(job: KubernetesJob, pod: str) -> list[str]:
 
 def _cluster_variables(job: KubernetesJob, addresses: list[str]) -> dict[str, str]:
     """Returns the variables that define ctl's cluster. A single worker needs none."""
-    own = {"CTL_WORKERS": ",".join(addresses)} if job.is_indexed else {}
-    return own | ({"CTL_EVALUATOR": "1"} if job.options.evaluator else {})
+    variables = {"CTL_WORKERS": ",".join(addresses)} if job.is_indexed else {}
+    return variables | ({"CTL_EVALUATOR": "1"} if job.options.evaluator else {})
 
 
 def _job(job: KubernetesJob) -> list[Document]:
@@ -107,8 +111,8 @@ def _job(job: KubernetesJob) -> list[Document]:
     pod: dict[str, Any] = {"restart_policy": "Never", "env": env}
     if job.is_indexed:
         pod |= {"subdomain": job.name, "port_name": "training", "port": SERVICE_PORT}
-    own = {"indexed": job.is_indexed, "job_name": job.name, "pod": _pod(job, "training", pod)}
-    return [*documents("kubernetes_job.yaml", _values(job) | own), *_evaluator(job, addresses)]
+    job_values = {"indexed": job.is_indexed, "job_name": job.name, "pod": _pod(job, "training", pod)}
+    return [*documents("kubernetes_job.yaml", _values(job) | job_values), *_evaluator(job, addresses)]
 
 
 def _evaluator(job: KubernetesJob, addresses: list[str]) -> list[Document]:
@@ -118,22 +122,26 @@ def _evaluator(job: KubernetesJob, addresses: list[str]) -> list[Document]:
     config = {"cluster": {"worker": addresses}, "task": {"type": "evaluator", "index": 0}}
     env = _environment(job, {"TF_CONFIG": json.dumps(config)})
     pod = _pod(job, "evaluator", {"restart_policy": "Never", "env": env, "gpus": None})
-    own = {"job_name": f"{job.name}-evaluator", "backoff_limit": job.options.max_restarts, "pod": pod}
-    return documents("kubernetes_job.yaml", _values(job) | own)
+    job_values = {
+        "job_name": f"{job.name}-evaluator",
+        "backoff_limit": job.options.max_restarts,
+        "pod": pod,
+    }
+    return documents("kubernetes_job.yaml", _values(job) | job_values)
 
 
 def _tfjob(job: KubernetesJob) -> list[Document]:
     """Returns a TFJob of Kubeflow's training operator v1, which sets TF_CONFIG."""
     options = job.options
-    own = {"istio_inject": "false", "port_name": "tfjob-port", "port": SERVICE_PORT}
+    pod_values = {"istio_inject": "false", "port_name": "tfjob-port", "port": SERVICE_PORT}
     count = options.workers + options.ps + options.evaluator
     values = {
         **_values(job),
         "backoff_limit": options.max_restarts * count,
         "other_workers": options.workers - 1,
-        "training_pod": _pod(job, "training", own),
-        "ps_pod": _pod(job, "training", {**own, "gpus": None}),
-        "evaluator_pod": _pod(job, "evaluator", {**own, "gpus": None}),
+        "training_pod": _pod(job, "training", pod_values),
+        "ps_pod": _pod(job, "training", {**pod_values, "gpus": None}),
+        "evaluator_pod": _pod(job, "evaluator", {**pod_values, "gpus": None}),
     }
     return documents("kubeflow_tfjob.yaml", values)
 
@@ -142,8 +150,8 @@ def _trainjob(job: KubernetesJob) -> list[Document]:
     """Returns a TrainJob of Kubeflow Trainer v2, and a TrainingRuntime unless an existing one is used."""
     runtime = job.options.runtime
     addresses = _addresses(job, f"{job.name}-node-0")
-    without = dict.fromkeys(("command", "args", "env", "resources"))
-    pod = _pod(job, "training", {"restart_policy": "Never", "container": "node", **without})
+    omitted = dict.fromkeys(("command", "args", "env", "resources"))
+    pod = _pod(job, "training", {"restart_policy": "Never", "container": "node", **omitted})
     node = {"job_name": "node", "container": "node", "timeout_secs": None, "pod": pod}
     values = {
         **_values(job),
