@@ -4,7 +4,7 @@ r"""Generation of manifests from the files of templates/.
 lines after `#else` if it is false. Entries with the value None are omitted. YAML is parsed before values
 are inserted, and written by a serializer, so no value can change the structure.
 
-document("vertex_worker_pool.yaml", values)   -> {"machineSpec": {"machineType": "n1-standard-4"}, ...}
+fill_document("vertex_worker_pool.yaml", values)   -> {"machineSpec": {"machineType": "n1-standard-4"}, ...}
 fill_text("Dockerfile", values)               -> "FROM python:3.11-slim-bookworm\n..."
 """
 
@@ -41,15 +41,15 @@ def fill_text(template: str, values: Values) -> str:
     return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), "".join(selected_lines))
 
 
-def documents(template: str, values: Values) -> list[Document]:
+def fill_documents(template: str, values: Values) -> list[Document]:
     """Returns the documents of a YAML template. A mapping or list that loses all its entries is omitted."""
     parsed = _import_yaml().safe_load_all("".join(_select_lines(template, values)))
     return [_fill_node(document, values) for document in parsed if document is not None]
 
 
-def document(template: str, values: Values) -> Document:
+def fill_document(template: str, values: Values) -> Document:
     """Returns the only document of a YAML template."""
-    [only_document] = documents(template, values)
+    [only_document] = fill_documents(template, values)
     return only_document
 
 

@@ -27,7 +27,7 @@ class Advice:
     commands: Sequence[str] = ()
 
 
-def deliver(line: CommandLine, text: str, advice: Advice, default: str) -> None:
+def deliver_manifest(line: CommandLine, text: str, advice: Advice, default: str) -> None:
     """Writes a manifest to --output or stdout, then the advice: to stderr if the manifest is on stdout.
 
     `default` is the file name in the commands if the manifest was written to stdout, such as "job.yaml".

@@ -36,7 +36,9 @@ def write(line: CommandLine) -> None:
     """Writes the script."""
     _check_options(line)
     advice = _advice(line)
-    output.deliver(line, script(line, advice.fill_in), advice, f"{line.options.name}.sbatch")
+    output.deliver_manifest(
+        line, render_script(line, advice.fill_in), advice, f"{line.options.name}.sbatch"
+    )
 
 
 def parser() -> args.Parser:
@@ -144,7 +146,7 @@ def _advice(line: CommandLine) -> Advice:
     return Advice(fill_in=fill_in, warnings=warnings, commands=commands)
 
 
-def script(line: CommandLine, fill_in: Sequence[str]) -> str:
+def render_script(line: CommandLine, fill_in: Sequence[str]) -> str:
     """Returns the batch script."""
     options = line.options
     per_gpu = options.task_per == "gpu"

@@ -127,10 +127,10 @@ def main(argv: Sequence[str]) -> int:
         options, command = parse_launch(list(argv))
         if options is None:
             return EXIT_DONE
-        allocation = allocation_of(options)
+        allocation = build_allocation(options)
         check_program(command[0], _PROGRAM_FIX)
         _check_model_dir_is_free(command)
-        log_dir = log_dir_of(options.log_dir, command)
+        log_dir = choose_log_dir(options.log_dir, command)
         if os.environ.get("TF_CONFIG"):
             print_message("ignoring the TF_CONFIG of this process: each worker receives its own")
         if options.ps and not options.chief:
@@ -216,7 +216,7 @@ def _job_settings(options: argparse.Namespace, command: list[str]) -> JobSetting
     )
 
 
-def allocation_of(options: argparse.Namespace) -> Allocation:
+def build_allocation(options: argparse.Namespace) -> Allocation:
     """Returns the allocation of the workers. Raises UsageError for options that exclude each other."""
     if options.host is not None:
         _check_host(options.host)
@@ -287,7 +287,7 @@ def _check_model_dir_is_free(command: list[str]) -> None:
         lease.check_model_dir_is_free(str(model_dir))
 
 
-def log_dir_of(option: str | None, command: list[str]) -> Path:
+def choose_log_dir(option: str | None, command: list[str]) -> Path:
     """Returns the directory of the logs, created if necessary. Raises UsageError if it is not writable."""
     model_dir = local_model_dir(command)
     if option:

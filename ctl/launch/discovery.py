@@ -3,7 +3,7 @@
     found = run_discovery("./hosts.sh")
     found.hosts        -> [Host("host1", 2)], or [] with the reason in `found.problem`
     poller = HostPoller("./hosts.sh")           # runs it repeatedly in a thread
-    poller.newest()    -> a Discovery that was not returned before, or None
+    poller.poll()    -> a Discovery that was not returned before, or None
 
 The program runs without a shell and without arguments. If it fails, hangs or prints invalid output, the
 result has a `problem` and no exception is raised, because the next run may succeed.
@@ -60,7 +60,7 @@ class HostPoller:
         self._thread = threading.Thread(target=self._poll, name="discovery", daemon=True)
         self._thread.start()
 
-    def newest(self) -> Discovery | None:
+    def poll(self) -> Discovery | None:
         """Returns the newest result once, else None."""
         discovery = None
         while not self._discoveries.empty():
@@ -86,7 +86,7 @@ class FixedHosts:
         self.hosts = hosts
         self._discoveries: Discovery | None = Discovery(hosts)
 
-    def newest(self) -> Discovery | None:
+    def poll(self) -> Discovery | None:
         """Returns the hosts on the first call, else None."""
         discovery, self._discoveries = self._discoveries, None
         return discovery

@@ -19,7 +19,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ctl.launch.discovery import HostSource
 from ctl.launch.horovodrun_options import report
-from ctl.launch.hosts import LOOPBACK, Host, format_hosts, reachable
+from ctl.launch.hosts import LOOPBACK, Host, format_hosts, resolve_addresses
 from ctl.launch.membership import ADDED, Group, HostHealth, Limits, Membership, Slot, Worker
 from ctl.launch.monitor import ForwardedSignals
 from ctl.launch.process import ProcessExit
@@ -66,7 +66,7 @@ class ElasticJob:
         self._nics = nics
         self._membership = Membership(limits, hosts)
         self._channels = WorkerChannels(job.private["CTL_HVD_SECRET"], listens_at)
-        self._heartbeats = job.heartbeats()
+        self._heartbeats = job.create_heartbeat_monitor()
         self._change_sent_secs = -math.inf
         self._leave_deadlines: dict[int, float] = {}  # worker -> deadline for its end
         self._first_cause: ProcessExit | None = None
@@ -77,7 +77,7 @@ class ElasticJob:
     def run(self) -> int:
         """Runs until the job is complete or cannot continue. Returns its exit code."""
         with ForwardedSignals() as signals:
-            self._group = self._job.process_group()
+            self._group = self._job.create_process_group()
             self._job.output.start()
             try:
                 while not signals.received and not self._membership.failure and self._can_continue():
@@ -135,7 +135,7 @@ class ElasticJob:
         self._group.send(_task(number), signal.SIGKILL)
 
     def _update_hosts(self) -> None:
-        discovery = self._source.newest()
+        discovery = self._source.poll()
         if discovery is None:
             return
         if discovery.problem:
@@ -176,12 +176,14 @@ class ElasticJob:
         host = Host(slot.host)
         remote = None if host.is_local else slot.host
         try:
-            launcher_address = reachable([Host("localhost"), host], self._nics)[0] if remote else LOOPBACK
+            launcher_address = (
+                resolve_addresses([Host("localhost"), host], self._nics)[0] if remote else LOOPBACK
+            )
         except UsageError as e:
             report(f"{e}; {self._hosts.record_outage(slot.host)}")
             return
         ranks_of_process = _plan_ranks(self._membership.select_target_slots(), slot)
-        environ = self._job.environ_of(ranks_of_process, host.address, is_here=remote is None)
+        environ = self._job.build_environ(ranks_of_process, host.address, is_here=remote is None)
         number = self._membership.add_worker(slot)
         environ |= {
             "HOROVOD_ELASTIC": "1",
@@ -231,7 +233,7 @@ class ElasticJob:
         hosts = list(dict.fromkeys(w.slot.host for w in group.workers))
         slots = {h: [w.slot.index for w in group.workers if w.slot.host == h] for h in hosts}
         try:
-            names = reachable([Host(h) for h in hosts], self._nics)
+            names = resolve_addresses([Host(h) for h in hosts], self._nics)
         except UsageError as e:
             self._membership.failure = str(e)
             return
@@ -277,7 +279,7 @@ class ElasticJob:
                 self._group.send(_task(worker.number), signal.SIGTERM)
         for number, deadline_secs in list(self._leave_deadlines.items()):
             worker = self._membership.workers[number]
-            if not worker.is_dismissed and worker not in surplus:  # its host is available again
+            if not worker.is_dismissed and worker not in surplus:  # its host is listed again
                 del self._leave_deadlines[number]
             elif now_secs >= deadline_secs:
                 self._membership.dismiss(number)

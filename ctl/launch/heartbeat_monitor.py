@@ -24,7 +24,7 @@ from ctl.io import paths
 from ctl.launch.beat_store import BeatStore
 from ctl.launch.process_activity import ActivityTable
 from ctl.launch.process_group import ProcessGroup
-from ctl.launch.roles import log_name, task_name, trains
+from ctl.launch.roles import is_training_task, log_name, task_name
 from ctl.supervision.beat_file import BeatReader, PollClock
 from ctl.supervision.heartbeat import HEARTBEAT_VARIABLE
 
@@ -185,12 +185,12 @@ class HeartbeatMonitor:
                 hang = self._find_idle_start(task, now_secs, task in stopped)
             if hang:
                 return hang
-        return self._find_missing([t for t in running if trains(t) and t not in remote], now_secs)
+        return self._find_missing([t for t in running if is_training_task(t) and t not in remote], now_secs)
 
     def _is_suspect(self, task: Topology, is_stopped: bool) -> bool:
         last_beat, limit = self._last_beats.get(log_name(task)), self._timeouts.heartbeat
         if last_beat is None:
-            return is_stopped or (self.has_heartbeats and trains(task) and not self._ranks_only)
+            return is_stopped or (self.has_heartbeats and is_training_task(task) and not self._ranks_only)
         return bool(limit) and last_beat.reader.silent_secs >= self._suspect_secs
 
     def read(self, task: Topology) -> None:
@@ -253,7 +253,7 @@ class HeartbeatMonitor:
         unchanged_secs = now_secs - last_beat.progressed_secs
         if limits.hang and last_beat.phase == "training" and unchanged_secs >= limits.hang:
             return Hang(task, f"completed no step for {unchanged_secs:.0f} s{last_step}", unchanged_secs)
-        is_starting = trains(task) and last_beat.phase in ("starting", "compiling")
+        is_starting = is_training_task(task) and last_beat.phase in ("starting", "compiling")
         if (
             limits.hang
             and limits.startup

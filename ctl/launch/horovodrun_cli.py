@@ -55,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             add_config_file(options, options["config_file"])
         check_options(options, command)
         if requests_elastic_job(options):
-            return elastic_job(options, rank_job(options, command, 0)).run()
-        placement = allocate_ranks(hosts_of(options), options["num_proc"], options["nics"])
-        return run_ranks(rank_job(options, command, len(placement.tasks)), placement)
+            return build_elastic_job(options, build_rank_job(options, command, 0)).run()
+        placement = allocate_ranks(parse_host_options(options), options["num_proc"], options["nics"])
+        return run_ranks(build_rank_job(options, command, len(placement.tasks)), placement)
     except UsageError as e:
         report(str(e))
         return e.exit_code
@@ -71,7 +71,7 @@ def main_perseusrun() -> int:
     return main(["--as-horovod", *sys.argv[1:]])
 
 
-def rank_job(
+def build_rank_job(
     options: Options, command: Sequence[str], count: int, environ: Mapping[str, str] = NO_VARIABLES
 ) -> RankJob:
     """Returns the job of these options. `count` is the maximum number of processes, 0 if unknown."""
@@ -91,7 +91,7 @@ def rank_job(
     )
 
 
-def hosts_of(options: Options) -> list[Host] | None:
+def parse_host_options(options: Options) -> list[Host] | None:
     """Returns the hosts of -H or --hostfile, None without either."""
     if options["hosts"] and options["hostfile"]:
         raise UsageError("-H cannot be combined with --hostfile: both list the hosts. Omit one of them")
@@ -150,7 +150,7 @@ def requests_elastic_job(options: Options) -> bool:
     return False
 
 
-def elastic_job(options: Options, job: RankJob, *, local_only: bool = False) -> ElasticJob:
+def build_elastic_job(options: Options, job: RankJob, *, local_only: bool = False) -> ElasticJob:
     """Returns an elastic job. Raises UsageError for numbers that exclude each other.
 
     Args:
@@ -158,7 +158,7 @@ def elastic_job(options: Options, job: RankJob, *, local_only: bool = False) -> 
       job: Command and environment of the processes.
       local_only: If True, other machines are not allowed.
     """
-    limits, cooldown = elastic_limits(options), options["cooldown"]
+    limits, cooldown = parse_elastic_limits(options), options["cooldown"]
     if cooldown and cooldown[0] > cooldown[1]:
         raise UsageError(
             f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]} has a minimum above its maximum; "
@@ -179,7 +179,7 @@ def elastic_job(options: Options, job: RankJob, *, local_only: bool = False) -> 
     )
 
 
-def elastic_limits(options: Options) -> Limits:
+def parse_elastic_limits(options: Options) -> Limits:
     """Returns the limits of the number of processes.
 
     Raises UsageError unless --min-np <= -np <= --max-np.
@@ -209,7 +209,7 @@ def elastic_limits(options: Options) -> Limits:
 
 
 def _host_source(options: Options, limits: Limits) -> HostSource:
-    hosts, script = hosts_of(options), options["host_discovery_script"]
+    hosts, script = parse_host_options(options), options["host_discovery_script"]
     if script is None:
         hosts = hosts or [Host("localhost", limits.maximum or limits.initial)]
         slots = sum(host.slots for host in hosts)

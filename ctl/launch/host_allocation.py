@@ -6,7 +6,7 @@
     allocation.place_processes()       -> Placement(tasks, remote={"host2:2222": "host2", ...})
     allocate_ranks([Host("host1", 2), Host("host2", 2)], 3)      # ctlrun: host1, host1, host2
 
-Hosts receive workers in order. Each host is filled before the next. `places(shift=1)` is for a second
+Hosts receive workers in order. Each host is filled before the next. `shift=1` is for a second
 attempt after another program took a port.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.launch.discovery import run_discovery
-from ctl.launch.hosts import LOOPBACK, Host, addresses_of, first_slots, format_hosts, reachable
+from ctl.launch.hosts import LOOPBACK, Host, format_hosts, peer_addresses, resolve_addresses, select_slots
 from ctl.launch.ports import free_ports
 
 PORT_OFFSET = 100  # for the second attempt, after another program took a port
@@ -67,7 +67,7 @@ class LocalAllocation:
 
     def place_processes(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Placement:
         """Returns a placement on new free ports. The arguments have no effect."""
-        return Placement(tasks_of(self.roles, self.host))
+        return Placement(build_tasks(self.roles, self.host))
 
 
 class HostAllocation:
@@ -86,7 +86,7 @@ class HostAllocation:
         self._port = port
         self._is_alone = all(h.is_local for h in hosts)
         known_address = own_address or (LOOPBACK if self._is_alone else None)
-        self._addresses = addresses_of(hosts, known_address, ", or add --host=ADDRESS")
+        self._addresses = peer_addresses(hosts, known_address, ", or add --host=ADDRESS")
         self._bind = known_address if known_address and self._is_alone else "0.0.0.0"
         max_slots = max(h.slots for h in hosts)
         if port + max_slots + PORT_OFFSET > 65536:
@@ -122,7 +122,7 @@ class DiscoveredAllocation:
                 f"{slots} on {format_hosts(discovery.hosts)}, fewer than --min_workers={self.min_workers}"
             )
         try:
-            chosen = first_slots(discovery.hosts, self.max_workers)
+            chosen = select_slots(discovery.hosts, self.max_workers)
             allocation = HostAllocation(chosen, port=self.port, own_address=self.own_address)
         except UsageError as e:
             return str(e)
@@ -132,7 +132,7 @@ class DiscoveredAllocation:
 Allocation = LocalAllocation | HostAllocation | DiscoveredAllocation
 
 
-def tasks_of(roles: RoleCounts, host: str) -> list[Topology]:
+def build_tasks(roles: RoleCounts, host: str) -> list[Topology]:
     """Returns the tasks of a cluster, the chief's first, on free ports of `host`."""
     counts = {
         "chief": int(roles.chief),
@@ -168,9 +168,11 @@ def allocate_ranks(hosts: Sequence[Host] | None, count: int | None, nics: str | 
             f"-np {count} is greater than the {slots} slot{'s' if slots > 1 else ''} of "
             f"{format_hosts(hosts)}; specify -np {slots} or less, or hosts with more slots"
         )
-    hosts = first_slots(hosts, count)
+    hosts = select_slots(hosts, count)
     bind_address = LOOPBACK if all(h.is_local for h in hosts) else "0.0.0.0"
-    return _place_on_hosts(hosts, reachable(hosts, nics), bind_address, random.randint(*_REMOTE_PORTS))
+    return _place_on_hosts(
+        hosts, resolve_addresses(hosts, nics), bind_address, random.randint(*_REMOTE_PORTS)
+    )
 
 
 def _place_on_hosts(

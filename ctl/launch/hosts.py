@@ -138,7 +138,7 @@ def format_hosts(hosts: Sequence[Host]) -> str:
     return ",".join(f"{h.target}:{h.slots}" for h in hosts)
 
 
-def first_slots(hosts: Sequence[Host], max_slots: int | None) -> list[Host]:
+def select_slots(hosts: Sequence[Host], max_slots: int | None) -> list[Host]:
     """Returns the first hosts with `most` slots in total. The last host may be used in part."""
     selected, remaining_slots = [], MAX_WORKERS if max_slots is None else max_slots
     for host in hosts:
@@ -148,7 +148,7 @@ def first_slots(hosts: Sequence[Host], max_slots: int | None) -> list[Host]:
     return selected
 
 
-def addresses_of(hosts: Sequence[Host], own_address: str | None, option: str) -> list[str]:
+def peer_addresses(hosts: Sequence[Host], own_address: str | None, option: str) -> list[str]:
     """Returns the address of each host for its peers. Raises UsageError for an unreachable host.
 
     Args:
@@ -160,8 +160,8 @@ def addresses_of(hosts: Sequence[Host], own_address: str | None, option: str) ->
     return [_address(host, own_address, is_alone, option) for host in hosts]
 
 
-def reachable(hosts: Sequence[Host], nics: str | None = None) -> list[str]:
-    """Returns addresses as `addresses_of`, with this machine's address on the first of `nics` or a route.
+def resolve_addresses(hosts: Sequence[Host], nics: str | None = None) -> list[str]:
+    """Returns addresses as `peer_addresses`, with this machine's address on the first of `nics` or a route.
 
     Also raises UsageError if this machine's address is required and no name of another host resolves.
     """
@@ -171,7 +171,7 @@ def reachable(hosts: Sequence[Host], nics: str | None = None) -> list[str]:
         own_address = next(filter(None, map(_address_towards, remote_addresses)), None)
         if own_address is None and any(host.is_loopback for host in hosts):
             _check_resolves(remote_addresses[0])
-    return addresses_of(hosts, own_address, " in -H, or add --network-interfaces NAME")
+    return peer_addresses(hosts, own_address, " in -H, or add --network-interfaces NAME")
 
 
 def interface_address(name: str) -> str:

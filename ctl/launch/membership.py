@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ctl.launch.hosts import Host
-from ctl.launch.restart_policy import LONGEST_DELAY_SECS, RESTART_PAUSE_SECS, doubled_secs
+from ctl.launch.restart_policy import LONGEST_DELAY_SECS, RESTART_PAUSE_SECS, exponential_delay_secs
 
 REMOVED, ADDED = 1, 2  # bit flags of a change
 _FORGET_SECS = 3600.0  # an older failure does not count
-_FIRST_GROUP_SECS = 5.0  # for further processes, once there are enough for the first group
+_FIRST_GROUP_SECS = 5.0  # to wait for further processes once enough are waiting for the first group
 
 
 @dataclass
@@ -78,7 +78,7 @@ class HostHealth:
         if now_secs >= self._not_before.get(target, -math.inf):
             outages = self._outages.get(target, 0)
             self._outages[target] = outages + 1
-            delay_secs = doubled_secs(RESTART_PAUSE_SECS[0], outages, LONGEST_DELAY_SECS)
+            delay_secs = exponential_delay_secs(RESTART_PAUSE_SECS[0], outages, LONGEST_DELAY_SECS)
             self._not_before[target] = now_secs + delay_secs
         return f"retrying the host in {self._not_before[target] - now_secs:.0f} s"
 
@@ -104,7 +104,9 @@ class HostHealth:
         if self.cooldown is None:
             return RESTART_PAUSE_SECS[failures] if failures < len(RESTART_PAUSE_SECS) else math.inf
         min_secs, max_secs = self.cooldown
-        return min(max_secs, doubled_secs(min_secs, failures + 1, max_secs) + random.random() * min_secs)
+        return min(
+            max_secs, exponential_delay_secs(min_secs, failures + 1, max_secs) + random.random() * min_secs
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +194,7 @@ class Membership:
     _had_state: bool = False
     _waiting_since_secs: float | None = None  # start of the wait for a group
     _enough_since_secs: float | None = (
-        None  # time since which there are enough processes for the first group
+        None  # time at which enough processes were waiting for the first group
     )
 
     @property
@@ -277,7 +279,7 @@ class Membership:
     def find_surplus_workers(self) -> list[Worker]:
         """Returns the workers without a slot, for example because their host is no longer listed.
 
-        If only such workers have the state, they stay.
+        If only such workers have the state, they are not included.
         """
         target_slots = set(self.select_target_slots())
         surplus = [w for w in self.workers.values() if w.slot not in target_slots]

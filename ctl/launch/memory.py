@@ -2,7 +2,7 @@
 
     memory = Memory(pid)
     memory.read()              # regularly, while it runs
-    memory.out_of_memory()     # after a SIGKILL: "... out of memory ..." or ""
+    memory.describe_out_of_memory()     # after a SIGKILL: "... out of memory ..." or ""
 
 Linux counts such kills per control group (versions 1 and 2) and per machine.
 """
@@ -44,7 +44,7 @@ class Memory:
         if not self._kills or _MACHINE in self._kills:
             self._kills[_MACHINE] = _kill_count(_MACHINE)
 
-    def out_of_memory(self) -> str:
+    def describe_out_of_memory(self) -> str:
         """Returns the end of a sentence if a counter has grown since the newest `read`, else ""."""
         if all(_kill_count(path) <= before for path, before in self._kills.items()):
             return ""

@@ -22,7 +22,7 @@ from ctl.launch.heartbeat_monitor import HeartbeatMonitor
 from ctl.launch.process import ProcessExit
 from ctl.launch.process_group import ProcessGroup
 from ctl.launch.restart_policy import RESTART_PAUSE_SECS
-from ctl.launch.roles import is_expendable, log_name, serves, task_name, trains
+from ctl.launch.roles import is_expendable, is_server, is_training_task, log_name, task_name
 from ctl.supervision.signals import is_ignored
 
 _POLL_SECS = 0.05
@@ -96,11 +96,11 @@ def job_failures(group: ProcessGroup, chief: Topology) -> list[ProcessExit]:
 def late_failures(group: ProcessGroup, chief: Topology) -> list[ProcessExit]:
     """Returns the exits to warn of: processes that were lost after the chief had succeeded."""
     counted = job_failures(group, chief)
-    return [e for e in group.failures if trains(e.task) and e not in counted]
+    return [e for e in group.failures if is_training_task(e.task) and e not in counted]
 
 
 def _is_after_success(process_exit: ProcessExit) -> bool:
-    return serves(process_exit.task) or process_exit.exit_code >= 128
+    return is_server(process_exit.task) or process_exit.exit_code >= 128
 
 
 def is_port_clash(log_dir: Path, process_exit: ProcessExit) -> bool:
@@ -198,7 +198,7 @@ class Monitor:
         start_secs = time.monotonic()
         while failed := self._failures():
             for failure in failed:
-                is_served_by_chief = serves(failure.task) and self._has_chief()
+                is_served_by_chief = is_server(failure.task) and self._has_chief()
                 if not self.is_consequence(failure) and not is_served_by_chief:
                     return failure
             stopped = self._kill_stopped_peer()
@@ -215,7 +215,7 @@ class Monitor:
     def _is_ending(self, waited_secs: float) -> bool:
         if self.heartbeats is None or waited_secs >= _ENDING_CAUSE_SECS:
             return False
-        return self.heartbeats.is_ending(t for t in self.group.running if trains(t))
+        return self.heartbeats.is_ending(t for t in self.group.running if is_training_task(t))
 
     def _kill_stopped_peer(self) -> ProcessExit | None:
         """Returns the end of a process that the kernel has stopped and its peers have lost. Kills it."""
@@ -288,8 +288,10 @@ class Monitor:
 
     def _find_worker_loss(self, new_exits: list[ProcessExit]) -> ProcessExit | None:
         """Returns the newest failure if no worker of the chief is running and no restart is pending."""
-        serving_workers = [t for t in self.group.running if serves(t) and t.task_type == "worker"]
+        serving_workers = [t for t in self.group.running if is_server(t) and t.task_type == "worker"]
         if serving_workers or self._pending_restarts or not self._has_chief():
             return None
-        failures = [e for e in new_exits if e.returncode != 0 and is_expendable(e.task) and serves(e.task)]
+        failures = [
+            e for e in new_exits if e.returncode != 0 and is_expendable(e.task) and is_server(e.task)
+        ]
         return failures[-1] if failures else None

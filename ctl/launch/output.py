@@ -2,7 +2,7 @@
 
     output = LogOutput(log_dir, tasks, max_bytes=2**28)     # ctl launch: one log per process
     output = RankOutput(directory=None, count=2)            # ctlrun: lines with the rank as a prefix
-    out, err = output.writers(task)                         # file descriptors for the process
+    out, err = output.open_writers(task)                         # file descriptors for the process
 
 A closed console (`| head`) or a full disk ends that copy only, never the process.
 """
@@ -96,14 +96,14 @@ class Output:
         self._finish_by_secs: float | None = None
         self._thread = threading.Thread(target=self._copy, name="output", daemon=True)
 
-    def writers(self, task: Topology) -> tuple[int, int]:
+    def open_writers(self, task: Topology) -> tuple[int, int]:
         """Returns file descriptors for the stdout and the stderr of a process."""
         raise NotImplementedError
 
     def limit_logs(self, tasks: Iterable[Topology]) -> None:
         """Limits the sizes of the logs of running processes."""
 
-    def note(self, task: Topology, text: str) -> None:
+    def append_line(self, task: Topology, text: str) -> None:
         """Adds a line to the log of a process, if it has one."""
 
     def close_writers(self, task: Topology) -> None:
@@ -184,7 +184,7 @@ class LogOutput(Output):
         self._opened: set[str] = set()
         self._console_stream: _ConsoleStream | None = None
 
-    def writers(self, task: Topology) -> tuple[int, int]:
+    def open_writers(self, task: Topology) -> tuple[int, int]:
         """Overwrites an earlier log, or continues it if the process is restarted."""
         file = LogFile(self.path(task), "ctl launch", is_new=log_name(task) not in self._opened)
         self._opened.add(log_name(task))
@@ -212,7 +212,7 @@ class LogOutput(Output):
         """Returns the path of the log of a process."""
         return self._log_dir / log_name(task)
 
-    def note(self, task: Topology, text: str) -> None:
+    def append_line(self, task: Topology, text: str) -> None:
         """Adds a line. A write error is ignored."""
         with contextlib.suppress(OSError), open(self.path(task), "ab") as file:
             file.write(f"ctl launch: {text}\n".encode())
@@ -236,7 +236,7 @@ class RankOutput(Output):
         self._digits = len(str(max(count - 1, 0)))
         self._errors: dict[int, _LineStream] = {}
 
-    def writers(self, task: Topology) -> tuple[int, int]:
+    def open_writers(self, task: Topology) -> tuple[int, int]:
         """Returns two pipes. Raises UsageError if a file cannot be written."""
         descriptors = []
         for stream_name in ("stdout", "stderr"):

@@ -41,7 +41,7 @@ class ProcessExit:
       task: Task of the process.
       returncode: Exit code, negative for a signal, as in `subprocess`.
       lived_secs: Lifetime (seconds).
-      why: End of a sentence that begins with the process's name, such as for a hung process.
+      description: End of a sentence that begins with the process's name, or "". Set for a hung process.
       silent_secs: Duration of a hang.
       loss: A constant of `restart_policy`.
       hint: Additional information.
@@ -121,7 +121,7 @@ class Process:
         """Returns the end of the process once no process of its group is left, or None while it runs."""
         raise NotImplementedError
 
-    def exit_of(self, returncode: int) -> ProcessExit:
+    def build_exit(self, returncode: int) -> ProcessExit:
         """Returns the exit for a return code. A SIGKILL that the launcher did not send is KILLED."""
         process_exit = ProcessExit(self.task, returncode, time.monotonic() - self._started_secs)
         kill_codes = (
@@ -168,19 +168,19 @@ class LocalProcess(Process):
         returncode = self._popen.poll()
         if returncode is not None:
             kill_group(self.pid)
-            return self.exit_of(returncode)
+            return self.build_exit(returncode)
         now_secs = time.monotonic()
         if now_secs - self._memory_read_secs >= _MEMORY_INTERVAL_SECS:
             self._memory_read_secs = now_secs
             self._memory.read()
         return None
 
-    def exit_of(self, returncode: int) -> ProcessExit:
+    def build_exit(self, returncode: int) -> ProcessExit:
         """Returns the exit, with the memory that a killed process had used."""
-        process_exit = super().exit_of(returncode)
+        process_exit = super().build_exit(returncode)
         if process_exit.loss != KILLED:
             return process_exit
-        if oom_description := self._memory.out_of_memory():
+        if oom_description := self._memory.describe_out_of_memory():
             return replace(process_exit, description=oom_description, loss=OUT_OF_MEMORY)
         peak = self._memory.peak
         hint = f"the SIGKILL is not from the launcher; peak memory of the process: {peak}"

@@ -69,7 +69,7 @@ class ProcessGroup:
         """
         variables = {**environ, **private}
         try:
-            output, errors = self._output.writers(task)
+            output, errors = self._output.open_writers(task)
             if host is None:
                 process = start_process(
                     self._command, task, output=output, errors=errors, environ=variables
@@ -95,7 +95,7 @@ class ProcessGroup:
         Unlike at the first start, other threads exist. They hold no lock that the few instructions of
         the child need: Python forks with its own locks, and malloc's lock is safe to fork with.
         """
-        self._output.note(process_exit.task, f"ended with {process_exit}; restarting")
+        self._output.append_line(process_exit.task, f"ended with {process_exit}; restarting")
         with contextlib.suppress(UsageError):
             self._starts[log_name(process_exit.task)]()
 

@@ -54,18 +54,18 @@ class RankJob:
     heartbeat_timeout_secs: float = 60.0
     private: Mapping[str, str] = field(default_factory=lambda: {"CTL_HVD_SECRET": secrets.token_hex(32)})
 
-    def process_group(self) -> ProcessGroup:
+    def create_process_group(self) -> ProcessGroup:
         """Returns a group without processes."""
         return ProcessGroup(self.command, self.output, ssh_options=self.ssh_options)
 
-    def heartbeats(self) -> HeartbeatMonitor:
+    def create_heartbeat_monitor(self) -> HeartbeatMonitor:
         """Returns the monitor of the ranks of this machine. Other machines are not monitored."""
         timeouts = Timeouts(heartbeat=self.heartbeat_timeout_secs, startup=0.0)
         monitor = HeartbeatMonitor(None, timeouts, ranks_only=True)
         monitor.reset([])
         return monitor
 
-    def environ_of(self, rank_info: Ranks, host: str, *, is_here: bool) -> dict[str, str]:
+    def build_environ(self, rank_info: Ranks, host: str, *, is_here: bool) -> dict[str, str]:
         """Returns the variables of one rank. Raises UsageError if there is no GPU for it."""
         environ = {**self.environ, **rank_environ(rank_info, host)}
         if self.binds_gpus:
@@ -108,11 +108,11 @@ def run_ranks(job: RankJob, placement: Placement) -> int:
 
     hosts = [Host(target).address for target in placement.hosts or ()]
     environs = [
-        job.environ_of(ranks_of_task(placement, task), host, is_here=not placement.remote_host(task))
+        job.build_environ(ranks_of_task(placement, task), host, is_here=not placement.remote_host(task))
         for task, host in zip(placement.tasks, hosts, strict=True)
     ]
-    with contextlib.closing(job.heartbeats()) as heartbeats, ForwardedSignals() as signals:
-        group = job.process_group()
+    with contextlib.closing(job.create_heartbeat_monitor()) as heartbeats, ForwardedSignals() as signals:
+        group = job.create_process_group()
         try:
             for task, host, environ in zip(placement.tasks, hosts, environs, strict=True):
                 if job.is_verbose:

@@ -100,7 +100,7 @@ class RemoteProcess(Process):
         with self._lock:
             if self._exit is not None:
                 return
-            process_exit = self.exit_of(returncode)
+            process_exit = self.build_exit(returncode)
             descriptors, self._descriptors = self._descriptors, {}
             for descriptor in descriptors.values():
                 os.close(descriptor)

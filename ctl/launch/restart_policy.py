@@ -26,7 +26,7 @@ OUTSIDE = "outside"  # loss or preemption of its machine
 REFUSED = "refused"  # the host cannot start it, for example because of a missing program or a wrong key
 
 
-def doubled_secs(first_secs: float, num_doublings: int, max_secs: float) -> float:
+def exponential_delay_secs(first_secs: float, num_doublings: int, max_secs: float) -> float:
     """Returns a delay that doubles each time, up to a limit (seconds)."""
     return min(max_secs, first_secs * 2.0 ** min(num_doublings, 60))
 
@@ -109,7 +109,7 @@ class RestartPolicy:
             return RestartDecision(refusal=reason, should_report=not permanent and self.max_restarts > 0)
         self.restarts += not is_free
         self._delays += 1
-        delay_secs = doubled_secs(self.backoff_secs, self._delays - 1, LONGEST_DELAY_SECS)
+        delay_secs = exponential_delay_secs(self.backoff_secs, self._delays - 1, LONGEST_DELAY_SECS)
         return RestartDecision(delay_secs=delay_secs, is_counted=not is_free)
 
     def _permanent_reason(self, exit_code: int) -> str:

@@ -21,10 +21,10 @@ from typing import Any
 from ctl.errors import EXIT_DONE, EXIT_FAILED, CtlError, UsageError
 from ctl.launch.config_file import NO_MPI
 from ctl.launch.horovodrun_cli import (
+    build_elastic_job,
+    build_rank_job,
     check_hosts_are_local,
-    elastic_job,
-    hosts_of,
-    rank_job,
+    parse_host_options,
     requests_elastic_job,
 )
 from ctl.launch.horovodrun_options import Options, no_options
@@ -141,12 +141,12 @@ def _run_processes(options: Options, command: list[str]) -> tuple[list[int], int
         "PYTHONPATH": os.pathsep.join([package_dir, *([python_path] if python_path else [])])
     }  # to find `ctl`
     if requests_elastic_job(options):
-        job = elastic_job(options, rank_job(options, command, 0, environ), local_only=True)
+        job = build_elastic_job(options, build_rank_job(options, command, 0, environ), local_only=True)
         exit_code = job.run()
         return [number for _, number in sorted(job.completed_workers)], exit_code
-    placement = allocate_ranks(hosts_of(options), options["num_proc"])
+    placement = allocate_ranks(parse_host_options(options), options["num_proc"])
     check_hosts_are_local(placement.remote.values())
-    exit_code = run_ranks(rank_job(options, command, len(placement.tasks), environ), placement)
+    exit_code = run_ranks(build_rank_job(options, command, len(placement.tasks), environ), placement)
     return list(range(len(placement.tasks))), exit_code
 
 
@@ -160,7 +160,7 @@ def _collect_results(directory: Path, numbers: Sequence[int], exit_code: int) ->
     failed = [
         (number, text) for number, (has_succeeded, text) in result_by_number.items() if not has_succeeded
     ]
-    # The error message names the lost peer, not a rank that only lost it.
+    # Sorts errors about a lost peer last, because the peer's own error is the cause.
     failed.sort(key=lambda entry: (reports_lost_peer(entry[1].rstrip().rpartition("\n")[2]), entry))
     if exit_code and failed:
         number, text = failed[0]

@@ -37,8 +37,8 @@ from ctl.launch.process import ProcessExit
 from ctl.launch.process_group import ProcessGroup
 from ctl.launch.progress import newest_step
 from ctl.launch.restart_policy import RestartDecision, RestartPolicy
-from ctl.launch.roles import log_name, serves, task_name, trains
-from ctl.launch.terminal_text import tail
+from ctl.launch.roles import is_server, is_training_task, log_name, task_name
+from ctl.launch.terminal_text import read_tail
 from ctl.supervision import lease
 
 _SERVER_GRACE_SECS = 5.0  # from SIGTERM to SIGKILL for processes without state to save
@@ -72,8 +72,8 @@ def run_job(command: Sequence[str], *, allocation: Allocation, log_dir: Path, se
 
     The exit code is 0 if the chief ended with 0 and no other process failed before it; otherwise the
     code of the first failure (128+n for signal n) of the last attempt, or 130 and 143 after a SIGINT or
-    SIGTERM to the launcher. If a process lost its port to another program, all are started once more on
-    other ports. Raises UsageError if no process could be started.
+    SIGTERM to the launcher. If a process lost its port to another program, all processes are restarted
+    on other ports. Raises UsageError if no process could be started.
     """
     with ForwardedSignals() as signals:
         return _Supervisor(command, allocation, log_dir, settings, signals).run()
@@ -124,7 +124,7 @@ class _Supervisor:
         raise AssertionError("the sequence of attempts has no end")
 
     def _allocate(self, shift: int = 0) -> Placement | int:
-        """Returns the places of the next attempt, or an exit code if there are none."""
+        """Returns the placement of the next attempt, or an exit code if there are too few hosts."""
         limit_secs, reported_message = self._settings.timeouts.startup, ""
         deadline_secs = time.monotonic() + (limit_secs or float("inf"))
         while True:
@@ -181,7 +181,7 @@ class _Supervisor:
         try:
             self._start(group, output, number, placement)
             outcome = monitor.wait()
-            if outcome.stragglers and all(map(serves, outcome.stragglers)):
+            if outcome.stragglers and all(map(is_server, outcome.stragglers)):
                 server_secs = min(grace_secs, _SERVER_GRACE_SECS)
                 group.end(server_secs, is_urgent=signals.is_repeated, only=outcome.stragglers)
                 outcome = monitor.wait()
@@ -214,8 +214,8 @@ class _Supervisor:
                     return self._signals.is_repeated()
                 return not self._heartbeats.is_saving(group.running)
 
-        if any(map(serves, group.running)):
-            first_tasks = [t for t in group.running if not serves(t)]
+        if any(map(is_server, group.running)):
+            first_tasks = [t for t in group.running if not is_server(t)]
             group.end(grace_secs, signum, is_urgent, only=first_tasks)
             signum, grace_secs = signal.SIGTERM, min(grace_secs, _SERVER_GRACE_SECS)
         group.end(grace_secs, signum, is_urgent)
@@ -255,7 +255,7 @@ class _Supervisor:
             record.reason, record.detected_secs = cause.reason, cause.silent_secs
             record.failed = {
                 "task": f"{cause.task.task_type} {cause.task.task_index}",
-                "job": cause.task.worker_index if trains(cause.task) else None,
+                "job": cause.task.worker_index if is_training_task(cause.task) else None,
                 "exit_code": cause.exit_code,
                 "signal": cause.signal_name,
             }
@@ -308,7 +308,7 @@ class _Supervisor:
             print_message(f"{task_name(task)} failed first: {outcome.cause}; its log is {log}{hint}")
             if task != chief:  # the output of the chief was on the console
                 with contextlib.suppress(OSError):
-                    print(tail(log), file=sys.stderr, flush=True)
+                    print(read_tail(log), file=sys.stderr, flush=True)
             return outcome.cause.exit_code
         late_exits = late_failures(group, chief)
         if outcome.signum and (job_failures(group, chief) or late_exits or group.running):
@@ -347,7 +347,7 @@ def _describe_ending(
 ) -> str:
     if outcome.signum:
         signal_name = signal.Signals(outcome.signum).name
-        first_tasks = [t for t in group.running if not serves(t)]
+        first_tasks = [t for t in group.running if not is_server(t)]
         num_servers = len(group.running) - len(first_tasks)
         server_clause = (
             f"; stopping {num_servers} server{'s' if num_servers > 1 else ''} after them"

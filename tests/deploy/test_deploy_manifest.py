@@ -171,7 +171,7 @@ def template(tmp_path, monkeypatch):
 def test_no_value_changes_the_structure_of_a_document(value):
     values = {"machine_type": value, "image": value, "replicas": 1, "command": [value], "env": None}
     values |= dict.fromkeys(("accelerator", "accelerator_count", "disk_gb", "args"))
-    pool = manifests.document("vertex_worker_pool.yaml", values)
+    pool = manifests.fill_document("vertex_worker_pool.yaml", values)
     assert pool == {
         "machineSpec": {"machineType": value}, "replicaCount": 1,
         "containerSpec": {"imageUri": value, "command": [value]},
@@ -181,8 +181,8 @@ def test_no_value_changes_the_structure_of_a_document(value):
 
 def test_what_is_none_is_left_out_with_what_it_leaves_empty(template):
     name = template("a: {b: {c: <x>}, d: [<x>, {e: <x>}]}\nf: []\ng: <y>-<y>\n")
-    assert manifests.documents(name, {"x": None, "y": 1}) == [{"f": [], "g": "1-1"}]
-    assert manifests.documents(name, {"x": 0, "y": 1})[0]["a"] == {"b": {"c": 0}, "d": [0, {"e": 0}]}
+    assert manifests.fill_documents(name, {"x": None, "y": 1}) == [{"f": [], "g": "1-1"}]
+    assert manifests.fill_documents(name, {"x": 0, "y": 1})[0]["a"] == {"b": {"c": 0}, "d": [0, {"e": 0}]}
 
 
 @pytest.mark.parametrize(("outer", "inner", "kept"), [
@@ -196,7 +196,7 @@ def test_blocks_of_a_template_follow_their_conditions(template, outer, inner, ke
 def test_a_value_that_is_not_known_is_an_error(template):
     for text in ("a: <x>\n", "#if x\n#end\n"):
         with pytest.raises(KeyError, match="x"):
-            manifests.documents(template(text), {})
+            manifests.fill_documents(template(text), {})
 
 
 def test_a_line_of_text_without_its_value_is_left_out_and_values_are_not_read_again(template):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
-from ctl.launch.host_allocation import RoleCounts, tasks_of
+from ctl.launch.host_allocation import RoleCounts, build_tasks
 from ctl.launch.roles import log_name
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ class Hearts:
     def __init__(self, directory, **timeouts):
         self.now = 100.0
         self.directory = directory
-        self.tasks = tasks_of(RoleCounts(workers=2, evaluator=True), "127.0.0.1")
+        self.tasks = build_tasks(RoleCounts(workers=2, evaluator=True), "127.0.0.1")
         self.monitor = HeartbeatMonitor(directory, Timeouts(**timeouts), clock=lambda: self.now)
         self.monitor.reset(self.tasks)
 
@@ -181,7 +181,7 @@ def test_the_missing_are_named_when_others_are_there(tmp_path):
     assert hang.description == "sent no heartbeat within 601 s of the start"
     hearts.monitor.reset(hearts.tasks)
     assert hearts.look(600.0) is None, "nobody beats any more"
-    hearts.tasks = tasks_of(RoleCounts(workers=3), "127.0.0.1")
+    hearts.tasks = build_tasks(RoleCounts(workers=3), "127.0.0.1")
     hearts.beat(1)
     why = hearts.look(1.0).description
     assert why == "sent no heartbeat within 601 s of the start, nor did worker 2 (job 2)"

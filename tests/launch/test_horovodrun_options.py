@@ -45,8 +45,8 @@ def refusal(*words):
     with pytest.raises(UsageError) as caught:
         asked, rest = parse_ctlrun(list(words))
         if horovodrun_cli.requests_elastic_job(asked):
-            horovodrun_cli.elastic_limits(asked)
-        allocate_ranks(horovodrun_cli.hosts_of(asked), asked["num_proc"], asked["nics"])
+            horovodrun_cli.parse_elastic_limits(asked)
+        allocate_ranks(horovodrun_cli.parse_host_options(asked), asked["num_proc"], asked["nics"])
         horovodrun_cli.check_options(asked, rest)
     return str(caught.value)
 

@@ -9,10 +9,10 @@ import sys
 import pytest
 from ctl.errors import UsageError
 from ctl.launch import discovery, hosts, remote_entry, ssh
-from ctl.launch.cli import allocation_of, parse_launch
+from ctl.launch.cli import build_allocation, parse_launch
 from ctl.launch.discovery import parse_discovery, run_discovery
 from ctl.launch.host_allocation import PORT_OFFSET, DiscoveredAllocation, HostAllocation, LocalAllocation
-from ctl.launch.hosts import Host, first_slots
+from ctl.launch.hosts import Host, select_slots
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import is_alive, wait_for
@@ -83,7 +83,7 @@ def test_any_options_are_an_allocation_or_a_sentence(words):
     words = [w for w in words if w not in ("--help", "-h", "--")]
     try:
         asked, command = parse_launch([*words, "--", "true"])
-        allocation = allocation_of(asked)
+        allocation = build_allocation(asked)
     except UsageError as e:
         sentence(e)
         return
@@ -159,7 +159,7 @@ def test_this_machine_is_known_by_its_names_and_addresses():
 )
 def test_options_that_cannot_be_used_are_one_sentence(line, says):
     with pytest.raises(UsageError) as caught:
-        allocation_of(parse_launch([*line.split(), "--", "true"])[0])
+        build_allocation(parse_launch([*line.split(), "--", "true"])[0])
     assert says in sentence(caught.value)
 
 
@@ -200,9 +200,9 @@ def test_the_real_ssh_understands_its_options():
 
 def test_a_name_that_does_not_resolve_is_named_and_not_this_machine():
     with pytest.raises(UsageError, match=r"host name 'elsewhere\.invalid' cannot be resolved"):
-        hosts.reachable([Host("localhost"), Host("elsewhere.invalid")])
+        hosts.resolve_addresses([Host("localhost"), Host("elsewhere.invalid")])
     names = ["192.0.2.1", "elsewhere.invalid"]
-    assert hosts.reachable(list(map(Host, names))) == names
+    assert hosts.resolve_addresses(list(map(Host, names))) == names
 
 
 def test_on_this_machine_alone_hosts_get_free_ports_on_loopback():
@@ -220,9 +220,9 @@ def test_after_a_clash_far_workers_get_other_ports():
 
 def test_the_first_slots_are_taken():
     found = [Host("a", 2), Host("b", 2), Host("c", 1)]
-    assert first_slots(found, None) == found
-    assert first_slots(found, 3) == [Host("a", 2), Host("b", 1)]
-    assert first_slots(found, 2) == [Host("a", 2)]
+    assert select_slots(found, None) == found
+    assert select_slots(found, 3) == [Host("a", 2), Host("b", 1)]
+    assert select_slots(found, 2) == [Host("a", 2)]
 
 
 def script(tmp_path, text):

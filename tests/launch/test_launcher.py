@@ -21,12 +21,12 @@ from ctl.errors import UsageError
 from ctl.launch import cli as launch_cli
 from ctl.launch import log_files, monitor, output, process_tree
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
-from ctl.launch.host_allocation import RoleCounts, tasks_of
+from ctl.launch.host_allocation import RoleCounts, build_tasks
 from ctl.launch.monitor import ForwardedSignals, Monitor
 from ctl.launch.output import LogOutput
 from ctl.launch.ports import free_ports
 from ctl.launch.process import ProcessExit
-from ctl.launch.terminal_text import TerminalText, tail
+from ctl.launch.terminal_text import TerminalText, read_tail
 from ctl.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -34,14 +34,14 @@ TIMEOUT_SECS = 60
 
 
 def places(count=2):
-    return tasks_of(RoleCounts(workers=count), "127.0.0.1")
+    return build_tasks(RoleCounts(workers=count), "127.0.0.1")
 
 
 class ScriptedGroup:
     """Stands in for a process group: each poll notices the next round of (place, return code) pairs."""
 
     def __init__(self, *rounds, workers=2, **roles):
-        self.tasks = tasks_of(RoleCounts(workers=workers, **roles), "127.0.0.1")
+        self.tasks = build_tasks(RoleCounts(workers=workers, **roles), "127.0.0.1")
         self.running = tuple(self.tasks)
         self.exits = []
         self.rounds = list(rounds)
@@ -86,7 +86,7 @@ def test_a_host_of_another_machine_is_refused_with_the_word_to_write():
 
 
 def test_with_a_chief_there_is_one_process_more_and_it_comes_first():
-    tasks = tasks_of(RoleCounts(workers=2, chief=True), "127.0.0.1")
+    tasks = build_tasks(RoleCounts(workers=2, chief=True), "127.0.0.1")
     assert [(t.task_type, t.task_index, t.worker_index) for t in tasks] == [
         ("chief", 0, 0),
         ("worker", 0, 1),
@@ -186,15 +186,15 @@ def test_a_line_without_an_end_is_passed_on_whole():
 def test_the_tail_is_the_last_lines_without_escapes(tmp_path):
     log = tmp_path / "job_1.log"
     log.write_bytes(b"x" * 100_000 + b"\n" + b"".join(b"\x1b[1mline %d\n" % i for i in range(50)))
-    assert tail(log, lines=3) == "line 47\nline 48\nline 49"
-    assert tail(tmp_path / "none.log") == ""
+    assert read_tail(log, lines=3) == "line 47\nline 48\nline 49"
+    assert read_tail(tmp_path / "none.log") == ""
 
 
 def log_output(directory):
     """The output of one process, whose log is shown on the console; and its descriptor."""
     task = places(1)[0]
     shown = LogOutput(directory, [task])
-    return shown, task, shown.writers(task)[0]
+    return shown, task, shown.open_writers(task)[0]
 
 
 def test_the_copy_ends_by_itself_when_nobody_can_write_any_more(tmp_path):
@@ -280,14 +280,14 @@ def test_a_program_that_cannot_start_is_exit_code_2(tmp_path, capfd):
 )
 def test_logs_go_into_the_model_dir_of_the_command(command, log_dir, tmp_path):
     words = [word.format(tmp_path) for word in command]
-    assert launch_cli.log_dir_of(None, words) == tmp_path / log_dir
+    assert launch_cli.choose_log_dir(None, words) == tmp_path / log_dir
     assert (tmp_path / log_dir).is_dir()
 
 
 @pytest.mark.parametrize("command", [["train"], ["train", "--model_dir=gs://bucket/run"]])
 def test_without_a_local_model_dir_logs_go_into_a_new_directory(command, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    log_dir = launch_cli.log_dir_of(None, command)
+    log_dir = launch_cli.choose_log_dir(None, command)
     assert log_dir.parent == tmp_path and log_dir.name.startswith("ctl-launch-")
 
 

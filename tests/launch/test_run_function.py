@@ -56,7 +56,7 @@ def test_not_the_rank_that_lost_a_peer_is_named_but_the_peer(tmp_path, rank):
 def test_the_last_line_of_a_rank_is_waited_for_when_nobody_has_read_it_yet():
     output = RankOutput()
     task = Topology()
-    _, stderr = output.writers(task)
+    _, stderr = output.open_writers(task)
     os.write(stderr, b"HorovodInternalError: rank 1 is gone\n")
     output.close_writers(task)
     threading.Timer(0.2, output.start).start()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ctl.errors import EXIT_RETRY
 from ctl.launch.attempt_log import AttemptRecord
-from ctl.launch.host_allocation import RoleCounts, tasks_of
+from ctl.launch.host_allocation import RoleCounts, build_tasks
 from ctl.launch.log_files import LogSizeLimit, archive_logs
 from ctl.launch.process import ProcessExit
 from ctl.launch.process_tree import process_state
@@ -170,7 +170,7 @@ def test_a_model_dir_is_local_or_none():
 
 
 def test_logs_of_a_worker_that_is_not_there_any_more_are_kept_too(tmp_path):
-    tasks = tasks_of(RoleCounts(workers=3), "127.0.0.1")
+    tasks = build_tasks(RoleCounts(workers=3), "127.0.0.1")
     for i in range(2):
         (tmp_path / f"job_{i}.log").write_text(str(i))
     archive_logs(tmp_path, tasks, 1)
@@ -194,7 +194,7 @@ def test_a_cut_log_stays_below_its_bound_however_often_it_is_cut(tmp_path, lines
 
 
 def test_an_end_is_told_in_words():
-    task = tasks_of(RoleCounts(workers=2), "127.0.0.1")[1]
+    task = build_tasks(RoleCounts(workers=2), "127.0.0.1")[1]
     assert ProcessExit(task, -signal.SIGKILL, 1.0).reason == "worker 1 (job 1) failed: SIGKILL"
     hung = ProcessExit(task, EXIT_RETRY, 1.0, "sent no heartbeat for 60 s", 60.0)
     assert hung.reason == "worker 1 (job 1) sent no heartbeat for 60 s"

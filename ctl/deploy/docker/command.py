@@ -39,7 +39,7 @@ def write(line: CommandLine) -> None:
         "dockerignore", {"context": "\n".join(f"!{path}" for path in found_project.context)}
     )
     files = {
-        directory / "Dockerfile": header + dockerfile(line, found_project),
+        directory / "Dockerfile": header + render_dockerfile(line, found_project),
         directory / ".dockerignore": header + dockerignore,
     }
     output.write_files(files, force=options.force)
@@ -47,7 +47,7 @@ def write(line: CommandLine) -> None:
     output.print_advice(advice, str(directory), written=list(map(str, files)), to_stdout=True)
 
 
-def dockerfile(line: CommandLine, found_project: Project) -> str:
+def render_dockerfile(line: CommandLine, found_project: Project) -> str:
     """Returns the Dockerfile without the comment at its top."""
     options, ctl = line.options, found_project.ctl
     is_url = ctl not in (".", "none") and not project.is_wheel(ctl)
@@ -94,7 +94,7 @@ def _advice(options: argparse.Namespace, has_constraints: bool) -> Advice:
     )
 
 
-def _tensorflow(version: str) -> str:
+def _check_tensorflow_version(version: str) -> str:
     """Returns a full version string that ctl supports."""
     match = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})\.[0-9]{1,4}", version)
     if not match or (int(match[1]), int(match[2])) < _OLDEST_TENSORFLOW:
@@ -119,7 +119,7 @@ def parser() -> args.Parser:
         Option("--image", "name of the image in the printed commands", "IMAGE:TAG", image),
         Option("--python", "version of Python", "VERSION", python, "3.11"),
         Option("--base", "base image (default: python:VERSION-slim-bookworm)", "IMAGE", image),
-        Option("--tensorflow", "version of TensorFlow", "VERSION", _tensorflow, "2.21.0"),
+        Option("--tensorflow", "version of TensorFlow", "VERSION", _check_tensorflow_version, "2.21.0"),
         Option("--gpu", "install CUDA (default: CPU only)"),
         Option("--slim", "remove TensorFlow's C++ headers (430 MB)"),
         Option("--root", "run as root (default: as user 1000)"),

@@ -20,7 +20,7 @@ _JOBS = ("Job", "TFJob", "TrainJob")
 def write(line: CommandLine) -> None:
     """Writes the manifest."""
     options, job = line.options, kubernetes_job.read_job(line)
-    kubernetes_objects = objects.objects_of(job)
+    kubernetes_objects = objects.build_objects(job)
     advice = Advice(
         fill_in=_fill_in(job),
         warnings=kubernetes_job.job_warnings(job),
@@ -34,7 +34,7 @@ def write(line: CommandLine) -> None:
         text = manifest.as_json({"apiVersion": "v1", "kind": "List", "items": kubernetes_objects})
     else:
         text = manifest.as_yaml(kubernetes_objects, manifest.file_header(line.as_text(), advice.fill_in))
-    output.deliver(line, text, advice, f"job.{options.format}")
+    output.deliver_manifest(line, text, advice, f"job.{options.format}")
 
 
 def _fill_in(job: KubernetesJob) -> list[str]:

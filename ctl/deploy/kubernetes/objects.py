@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ctl.deploy.kubernetes.job import KubernetesJob
-from ctl.deploy.manifest import Document, document, documents
+from ctl.deploy.manifest import Document, fill_document, fill_documents
 from ctl.deploy.validators import parse_assignments
 from ctl.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 
@@ -19,7 +19,7 @@ LABEL = "app.kubernetes.io/"
 JOBSET = "jobset.sigs.k8s.io/jobset-name"
 
 
-def objects_of(job: KubernetesJob) -> list[Document]:
+def build_objects(job: KubernetesJob) -> list[Document]:
     """Returns all objects in the order of creation: storage, network policies, job, TensorBoard."""
     jobs = {"job": _job, "tfjob": _tfjob, "trainjob": _trainjob}[job.options.flavor](job)
     return [*_volume(job), *_policies(job), *jobs, *_tensorboard(job)]
@@ -33,8 +33,8 @@ def _values(job: KubernetesJob) -> dict[str, Any]:
         "name": job.name,
         "container": "tensorflow",
         "indexed": False,
-        "command": _escaped(job.line.command) or None,
-        "args": _escaped(job.line.args) or None,
+        "command": _escape_arguments(job.line.command) or None,
+        "args": _escape_arguments(job.line.args) or None,
         "gpus": str(options.gpus) if options.gpus else None,
         "claim": job.claim or None,
         "timeout_secs": options.timeout,
@@ -45,7 +45,7 @@ def _values(job: KubernetesJob) -> dict[str, Any]:
     }
 
 
-def _escaped(arguments: Iterable[str]) -> list[str]:
+def _escape_arguments(arguments: Iterable[str]) -> list[str]:
     """Escapes arguments for Kubernetes, which replaces `$(NAME)`, and `$$` by `$`."""
     return [
         argument.replace("$", "$$") if "$$" in argument or "$(" in argument else argument
@@ -58,7 +58,7 @@ def _environment(job: KubernetesJob, own_variables: Mapping[str, str]) -> list[D
     variables = {**own_variables, **job.env}
     env: list[Document] = [
         {"name": name, "value": value}
-        for name, value in zip(variables, _escaped(variables.values()), strict=True)
+        for name, value in zip(variables, _escape_arguments(variables.values()), strict=True)
     ]
     for name, secret_reference in job.secrets.items():
         secret, _, key = secret_reference.partition(":")
@@ -89,7 +89,7 @@ def _pod(job: KubernetesJob, component: str, overrides: Mapping[str, Any]) -> Do
     }
     is_placed = bool(values["gpus"]) == bool(job.options.gpus)
     values["node_selector"] = selector if selector and is_placed else None
-    return document("kubernetes_pod.yaml", values)
+    return fill_document("kubernetes_pod.yaml", values)
 
 
 def _addresses(job: KubernetesJob, pod: str) -> list[str]:
@@ -112,7 +112,7 @@ def _job(job: KubernetesJob) -> list[Document]:
     if job.is_indexed:
         pod |= {"subdomain": job.name, "port_name": "training", "port": SERVICE_PORT}
     job_values = {"indexed": job.is_indexed, "job_name": job.name, "pod": _pod(job, "training", pod)}
-    return [*documents("kubernetes_job.yaml", _values(job) | job_values), *_evaluator(job, addresses)]
+    return [*fill_documents("kubernetes_job.yaml", _values(job) | job_values), *_evaluator(job, addresses)]
 
 
 def _evaluator(job: KubernetesJob, addresses: list[str]) -> list[Document]:
@@ -127,7 +127,7 @@ def _evaluator(job: KubernetesJob, addresses: list[str]) -> list[Document]:
         "backoff_limit": job.options.max_restarts,
         "pod": pod,
     }
-    return documents("kubernetes_job.yaml", _values(job) | job_values)
+    return fill_documents("kubernetes_job.yaml", _values(job) | job_values)
 
 
 def _tfjob(job: KubernetesJob) -> list[Document]:
@@ -143,7 +143,7 @@ def _tfjob(job: KubernetesJob) -> list[Document]:
         "ps_pod": _pod(job, "training", {**pod_values, "gpus": None}),
         "evaluator_pod": _pod(job, "evaluator", {**pod_values, "gpus": None}),
     }
-    return documents("kubeflow_tfjob.yaml", values)
+    return fill_documents("kubeflow_tfjob.yaml", values)
 
 
 def _trainjob(job: KubernetesJob) -> list[Document]:
@@ -156,12 +156,12 @@ def _trainjob(job: KubernetesJob) -> list[Document]:
     values = {
         **_values(job),
         "new_runtime": not runtime,
-        "job_spec": document("kubernetes_job.yaml", {**_values(job), **node})["spec"],
+        "job_spec": fill_document("kubernetes_job.yaml", {**_values(job), **node})["spec"],
         "runtime_kind": "ClusterTrainingRuntime" if runtime else "TrainingRuntime",
         "runtime": runtime or job.name,
         "env": _environment(job, _cluster_variables(job, addresses)),
     }
-    return [*documents("kubeflow_trainjob.yaml", values), *_evaluator(job, addresses)]
+    return [*fill_documents("kubeflow_trainjob.yaml", values), *_evaluator(job, addresses)]
 
 
 def _volume(job: KubernetesJob) -> list[Document]:
@@ -170,7 +170,7 @@ def _volume(job: KubernetesJob) -> list[Document]:
         return []
     access_mode = "ReadWriteMany" if job.shares_checkpoints else "ReadWriteOnce"
     values = {**_values(job), "size": job.options.storage, "access_mode": access_mode}
-    return documents("kubernetes_volume.yaml", values)
+    return fill_documents("kubernetes_volume.yaml", values)
 
 
 def _policies(job: KubernetesJob) -> list[Document]:
@@ -187,17 +187,18 @@ def _policies(job: KubernetesJob) -> list[Document]:
         "few_ports": not options.gpus,
         "closed": [name for name, is_closed in components.items() if is_closed],
     }
-    return documents("kubernetes_network_policy.yaml", values)
+    return fill_documents("kubernetes_network_policy.yaml", values)
 
 
 def _tensorboard(job: KubernetesJob) -> list[Document]:
     """Returns a Deployment and a Service, which is reachable only inside the cluster."""
     if not job.logdir:
         return []
-    pod = {
+    args = [f"--logdir={job.logdir}", "--host=0.0.0.0", f"--port={TENSORBOARD_PORT}"]
+    pod_values = {
         "container": "tensorboard",
         "command": ["tensorboard"],
-        "args": _escaped([f"--logdir={job.logdir}", "--host=0.0.0.0", f"--port={TENSORBOARD_PORT}"]),
+        "args": _escape_arguments(args),
         "env": None,
         "port_name": "http",
         "port": TENSORBOARD_PORT,
@@ -207,4 +208,5 @@ def _tensorboard(job: KubernetesJob) -> list[Document]:
         "writes": False,
         "read_only": True,
     }
-    return documents("kubernetes_tensorboard.yaml", {**_values(job), "pod": _pod(job, "tensorboard", pod)})
+    pod = _pod(job, "tensorboard", pod_values)
+    return fill_documents("kubernetes_tensorboard.yaml", {**_values(job), "pod": pod})

@@ -85,7 +85,7 @@ def _check_tuning(line: CommandLine) -> None:
             raise UsageError(f"--tune={name} was given twice; expected one range per flag")
         if line.flag(name) is not None:
             raise UsageError(f"--{name} is tuned, and the program has a value for it; omit one of them")
-    trials, parallel_trials = tuning.trials(options)
+    trials, parallel_trials = tuning.trial_counts(options)
     if parallel_trials > trials:
         raise UsageError(
             f"--parallel_trials={parallel_trials} is greater than --trials={trials}; expected "

@@ -22,7 +22,7 @@ def write(line: CommandLine) -> None:
     options = line.options
     project, region = _find_location(options.image, options.project, options.region)
     vertex_checks.check_job(line, region)
-    job = vertex_job.job_of(line, region)
+    job = vertex_job.build_job(line, region)
     blanks = validators.find_placeholders([line.as_text(), project, region])
     if options.submit and blanks:
         raise UsageError(f"--submit came, but {', '.join(blanks)} must be filled in first")
@@ -37,7 +37,7 @@ def write(line: CommandLine) -> None:
         commands=[] if options.submit else _commands(line, job, project, region),
     )
     if not options.submit:
-        output.deliver(line, text, advice, f"job.{options.format}")
+        output.deliver_manifest(line, text, advice, f"job.{options.format}")
         return
     written = [options.output] if options.output else []
     output.write_files({Path(path): text for path in written}, force=options.force)
@@ -58,7 +58,7 @@ def _find_location(image: str, project: str | None, region: str | None) -> tuple
 def _submit(job: VertexJob, project: str, region: str) -> None:
     from ctl.deploy.vertex import submit
 
-    name = submit.submit(job.as_sent(), project, region)
+    name = submit.submit(job.to_request(), project, region)
     job_path, page = "custom-jobs", "training"
     if job.is_tuning:
         job_path, page = "hyperparameter-tuning-jobs", "hyperparameter-tuning"

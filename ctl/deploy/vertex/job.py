@@ -33,7 +33,7 @@ class VertexJob:
         """True if `gcloud ai custom-jobs create` rejects the file, as of version 528."""
         return not self.is_tuning and {} in self.spec["workerPoolSpecs"]
 
-    def as_sent(self) -> Document:
+    def to_request(self) -> Document:
         """Returns the request body of the API."""
         if self.is_tuning:
             return self.spec
@@ -41,7 +41,7 @@ class VertexJob:
         return {"displayName": self.name, "jobSpec": self.spec, **labels}
 
 
-def job_of(line: CommandLine, region: str) -> VertexJob:
+def build_job(line: CommandLine, region: str) -> VertexJob:
     """Returns the job of a command line."""
     options, tuned = line.options, line.options.metric or {}
     name = options.name or options.image.partition("@")[0].rpartition("/")[2].partition(":")[0]
@@ -51,7 +51,7 @@ def job_of(line: CommandLine, region: str) -> VertexJob:
         args = [*args, f"--report_hypertune={tuned['metric']}"]
     spec = _custom_job(line, region, args)
     if tuned:
-        trials, parallel = tuning.trials(options)
+        trials, parallel = tuning.trial_counts(options)
         values = {
             **tuned,
             "name": name,
@@ -61,7 +61,7 @@ def job_of(line: CommandLine, region: str) -> VertexJob:
             "custom_job": spec,
             "labels": labels or None,
         }
-        spec = manifest.document("vertex_tuning_job.yaml", values)
+        spec = manifest.fill_document("vertex_tuning_job.yaml", values)
     return VertexJob(name, spec, is_tuning=bool(tuned), labels=labels)
 
 
@@ -83,7 +83,7 @@ def _custom_job(line: CommandLine, region: str, args: list[str]) -> Document:
             "disk_gb": options.disk_gb,
         }
         return (
-            manifest.document("vertex_worker_pool.yaml", unset_values | values | pool_values)
+            manifest.fill_document("vertex_worker_pool.yaml", unset_values | values | pool_values)
             if replicas
             else {}
         )
@@ -110,4 +110,4 @@ def _custom_job(line: CommandLine, region: str, args: list[str]) -> Document:
         "restart_all": True if not options.ps else None,
         "strategy": "SPOT" if options.spot else None,
     }
-    return manifest.document("vertex_custom_job.yaml", values)
+    return manifest.fill_document("vertex_custom_job.yaml", values)

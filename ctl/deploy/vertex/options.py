@@ -51,7 +51,7 @@ _label = pattern_option(
 _region = pattern_option(REGION, "not a region; expected e.g. us-central1")
 
 
-def _name(name: str) -> str:
+def _check_display_name(name: str) -> str:
     """Returns a display name."""
     if not 0 < len(name) <= _MAX_NAME:
         raise argparse.ArgumentTypeError(f"the name has {len(name)} characters; expected 1 to {_MAX_NAME}")
@@ -62,7 +62,7 @@ def parser() -> args.Parser:
     """Returns the parser of the options."""
     description = "Writes a CustomJob for Vertex AI, or a HyperparameterTuningJob."
     argument_parser = args.Parser("vertex", description, VERTEX_EXAMPLE, needs_program=False)
-    argument_parser.add("the job", *args.job_options("machine", _name))
+    argument_parser.add("the job", *args.job_options("machine", _check_display_name))
     argument_parser.add(
         "machines",
         Option("--machine_type", "type of the training machines", "TYPE", _machine, "n1-standard-4"),
@@ -97,9 +97,14 @@ def parser() -> args.Parser:
     )
     argument_parser.add(
         "tuning",
-        Option("--tune", f"flag of the program to tune: {tuning.FORMS}", "RANGE", tuning.parameter, []),
         Option(
-            "--metric", "metric to maximize, or to minimize with :minimize", "NAME[:GOAL]", tuning.metric
+            "--tune", f"flag of the program to tune: {tuning.FORMS}", "RANGE", tuning.parse_parameter, []
+        ),
+        Option(
+            "--metric",
+            "metric to maximize, or to minimize with :minimize",
+            "NAME[:GOAL]",
+            tuning.parse_metric,
         ),
         Option("--trials", "total number of trials (default: 10)", "N", integer_option(1, 1000)),
         Option(

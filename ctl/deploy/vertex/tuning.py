@@ -12,7 +12,7 @@ _NUMBER = r"-?(?:[0-9]{1,15}\.?[0-9]{0,15}|\.[0-9]{1,15})(?:e-?[0-9]{1,2})?"
 _RANGE = re.compile(rf"(?P<least>{_NUMBER})\.\.(?P<most>{_NUMBER})(?::(?P<scale>.*))?")
 
 
-def parameter(text: str) -> dict[str, Any]:
+def parse_parameter(text: str) -> dict[str, Any]:
     """Returns the ParameterSpec of a `--tune` value. Two integer bounds create an integer parameter."""
     name, _, domain = text.partition(":")
     values = domain.split("|")
@@ -49,7 +49,7 @@ def _interval(text: str, name: str, domain: str) -> dict[str, Any]:
     }
 
 
-def metric(text: str) -> dict[str, str]:
+def parse_metric(text: str) -> dict[str, str]:
     """Returns name and goal of `--metric`. A name that resembles a loss requires an explicit goal."""
     name, _, goal = text.partition(":")
     expected = f"expected {name}:minimize or {name}:maximize"
@@ -62,6 +62,6 @@ def metric(text: str) -> dict[str, str]:
     return {"metric": name, "goal": (goal or "maximize").upper()}
 
 
-def trials(options: Namespace) -> tuple[int, int]:
+def trial_counts(options: Namespace) -> tuple[int, int]:
     """Returns the total number of trials and the number of parallel trials."""
     return options.trials or 10, options.parallel_trials or 2
