@@ -113,7 +113,7 @@ def check_command(words: list[str]) -> None:
     elif words[:1] == ["ctlrun"]:
         check_command(parse_ctlrun(words[1:])[1])
     elif words[:2] == ["ctl", "sweep"]:
-        check_command(sweep.planned(words[words.index("--") + 1 :], "sweep")[1][0].command)
+        check_command(sweep.plan_runs(words[words.index("--") + 1 :], "sweep")[1][0].command)
     elif words[:2] == ["python", "-m"] and re.match(r"models\.(?!horovod)", words[2]):
         rest = [w for w in words[3:] if w not in ("--help", "--helpfull")]
         assert flags_of(words[2])([words[2], *rest]) == [words[2]]

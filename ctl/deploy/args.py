@@ -1,7 +1,7 @@
 """Parser for command lines `ctl deploy <platform> [options] -- program [its options]`.
 
 parser = args.Parser("slurm", "Writes a batch script.", "ctl deploy slurm --nodes=2 -- python t.py")
-parser.add("size", Option("--nodes", "machines", "N", validators.whole_option(1, 100), 1))
+parser.add("size", Option("--nodes", "machines", "N", validators.integer_option(1, 100), 1))
 line = args.read_arguments(parser, argv)        # None if it printed the help
 line.options.nodes, line.program, line.as_text()
 """
@@ -19,7 +19,7 @@ from ctl.launch.progress import flag_value
 
 _MAX_MESSAGE = 300  # length limit of an error message that repeats arguments (characters)
 _MAX_PROCESSES = 1000  # a larger number is a typing mistake
-_NOT_IN_FILE = {"--output": 1, "--force": 0, "--submit": 0}  # option -> number of separate values
+_OMITTED_OPTIONS = {"--output": 1, "--force": 0, "--submit": 0}  # option -> number of separate values
 
 
 @dataclass(frozen=True)
@@ -30,37 +30,41 @@ class CommandLine:
       platform: The argument after `ctl deploy`.
       options: The parsed options.
       program: The arguments after `--`. Empty, or flags only, for the program of the image.
-      words: The arguments before `--`, unchanged.
+      arguments: The arguments before `--`, unchanged.
     """
 
     platform: str
     options: argparse.Namespace
     program: tuple[str, ...]
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
 
     @property
     def command(self) -> list[str]:
         """The program without its flags: the ENTRYPOINT of the image. Empty: the image's own ENTRYPOINT."""
-        return list(self.program[: _first_flag(self.program)])
+        return list(self.program[: _first_flag_index(self.program)])
 
     @property
     def args(self) -> list[str]:
         """The program's flags: its first argument that begins with `--`, and all later ones."""
-        return list(self.program[_first_flag(self.program) :])
+        return list(self.program[_first_flag_index(self.program) :])
 
-    def as_text(self, *more: str) -> str:
-        """Returns the command line that generates the text again. `more`: options that were inferred."""
-        kept, skip = [], 0
-        for word in self.words:
-            name, equals, _ = word.partition("=")
-            if skip:
-                skip -= 1
-            elif name in _NOT_IN_FILE:
-                skip = 0 if equals else _NOT_IN_FILE[name]
+    def as_text(self, *extra_options: str) -> str:
+        """Returns the command line that generates the same text.
+
+        Args:
+          *extra_options: Inferred options to add.
+        """
+        arguments, num_skipped = [], 0
+        for argument in self.arguments:
+            name, equals, _ = argument.partition("=")
+            if num_skipped:
+                num_skipped -= 1
+            elif name in _OMITTED_OPTIONS:
+                num_skipped = 0 if equals else _OMITTED_OPTIONS[name]
             else:
-                kept.append(word)
+                arguments.append(argument)
         program = ["--", *self.program] if self.program else []
-        return shlex.join(["ctl", "deploy", self.platform, *kept, *more, *program])
+        return shlex.join(["ctl", "deploy", self.platform, *arguments, *extra_options, *program])
 
     def flag(self, name: str) -> str | None:
         """Returns the value of a program flag, `--name=value` or `--name value`, or None without it."""
@@ -98,7 +102,7 @@ class Parser(argparse.ArgumentParser):
             usage=f"ctl deploy {platform} [options] {program if needs_program else f'[{program}]'}",
             description=description,
             epilog=f"example:\n  {example}",
-            formatter_class=_wide,
+            formatter_class=_wide_formatter,
             allow_abbrev=False,
             add_help=False,
         )
@@ -106,25 +110,27 @@ class Parser(argparse.ArgumentParser):
         self.required: list[str] = []  # checked after unknown options: one may be misspelt
         self.add(
             "output",
-            Option("--output", "write it there (default: stdout; docker: this directory)", "PATH"),
-            Option("--force", "replace a file that has other content"),
+            Option("--output", "output file (default: stdout; docker: the current directory)", "PATH"),
+            Option("--force", "replace an existing file with different content"),
         )
-        self.add_argument_group("help").add_argument("-h", "--help", action="store_true", help="show this")
+        self.add_argument_group("help").add_argument(
+            "-h", "--help", action="store_true", help="show this text"
+        )
 
     def add(self, title: str, *options: Option) -> None:
         """Adds a group of options."""
         group = self.add_argument_group(title)
-        for name, help, metavar, convert, default in options:
+        for name, help, metavar, converter, default in options:
             if not metavar:
                 group.add_argument(name, action="store_true", help=help)
                 continue
             is_list, is_required = isinstance(default, list), default is ...
-            shown = f" (default: {default})" if default and not is_list and not is_required else ""
+            default_text = f" (default: {default})" if default and not is_list and not is_required else ""
             group.add_argument(
                 name,
-                help=f"{help}; repeatable" if is_list else f"{help}{shown}",
+                help=f"{help}; repeatable" if is_list else f"{help}{default_text}",
                 metavar=metavar,
-                type=convert,
+                type=converter,
                 action="append" if is_list else "store",
                 default=None if is_required else default,
             )
@@ -138,7 +144,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{short}{example}; see `{self.prog} --help`")
 
 
-ENV = Option("--env", "a variable, no secrets", "NAME=VALUE", validators.variable, [])
+ENV = Option("--env", "environment variable, not a secret", "NAME=VALUE", validators.variable, [])
 
 
 def job_options(unit: str, name: Callable[[str], str]) -> list[Option]:
@@ -149,19 +155,19 @@ def job_options(unit: str, name: Callable[[str], str]) -> list[Option]:
       name: Converter of --name.
     """
     workers, servers = (
-        validators.whole_option(1, _MAX_PROCESSES),
-        validators.whole_option(0, _MAX_PROCESSES),
+        validators.integer_option(1, _MAX_PROCESSES),
+        validators.integer_option(0, _MAX_PROCESSES),
     )
-    file_format = validators.form("yaml|json", "an invalid choice; expected yaml or json")
+    file_format = validators.pattern_option("yaml|json", "an invalid choice; expected yaml or json")
     return [
         Option("--image", "the training image", "IMAGE:TAG", validators.image, ...),
-        Option("--workers", f"{unit}s that train, the chief among them", "N", workers, 1),
-        Option("--ps", "parameter servers", "N", servers, 0),
-        Option("--evaluator", f"one more {unit} evaluates the checkpoints"),
-        Option("--name", "of the job (default: that of the image)", "NAME", name),
+        Option("--workers", f"number of training {unit}s, including the chief", "N", workers, 1),
+        Option("--ps", "number of parameter servers", "N", servers, 0),
+        Option("--evaluator", f"add a {unit} that evaluates the checkpoints"),
+        Option("--name", "name of the job (default: that of the image)", "NAME", name),
         ENV,
-        Option("--timeout", "end the job after this, such as 24h", "TIME", validators.seconds),
-        Option("--format", "of the file, yaml or json", "FORMAT", file_format, "yaml"),
+        Option("--timeout", "time limit of the job, such as 24h", "TIME", validators.seconds),
+        Option("--format", "file format, yaml or json", "FORMAT", file_format, "yaml"),
     ]
 
 
@@ -170,37 +176,39 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
 
     Raises UsageError for an unknown option, a missing program, a control character or a secret.
     """
-    words = list(argv)
-    split = words.index("--") if "--" in words else len(words)
-    options, program = words[:split], words[split + 1 :]
+    arguments = list(argv)
+    separator = arguments.index("--") if "--" in arguments else len(arguments)
+    options, program = arguments[:separator], arguments[separator + 1 :]
     if "-h" in options or "--help" in options:
         print(parser.format_help())
         return None
     # before any message that repeats an argument
     secret_check.refuse_secrets_in_options(options, parser.platform)
     secret_check.refuse_secrets_in_program(program, parser.platform)
-    for word in words:
-        if not word.isprintable():
-            came = f"{quoted(word.partition('=')[0])} has a line break or another control character"
-            raise UsageError(f"{came}; expected printable words. Put longer texts into a file of the image")
-    parsed, unknown = parser.parse_known_args(options)
+    for argument in arguments:
+        if not argument.isprintable():
+            problem = f"{quoted(argument.partition('=')[0])} has a line break or another control character"
+            raise UsageError(
+                f"{problem}; expected printable characters. Put longer texts into a file of the image"
+            )
+    parsed_options, unknown = parser.parse_known_args(options)
     if unknown:
-        cure = f"see `{parser.prog} --help`; options of the program go after `--`"
-        if split == len(words):
-            cure = f"write the program after `--`: {parser.example}"
+        fix = f"see `{parser.prog} --help`; options of the program go after `--`"
+        if separator == len(arguments):
+            fix = f"write the program after `--`: {parser.example}"
         name = quoted(unknown[0].partition("=")[0])
-        raise UsageError(f"{name} is not an option of `{parser.prog}`; {cure}")
-    missing = [name for name in parser.required if getattr(parsed, name[2:]) is None]
+        raise UsageError(f"{name} is not an option of `{parser.prog}`; {fix}")
+    missing = [name for name in parser.required if getattr(parsed_options, name[2:]) is None]
     if missing:
         parser.error(f"the following arguments are required: {', '.join(missing)}")
     if not program and parser.needs_program:
-        raise UsageError(f"no program came after `--`; expected e.g. {parser.example}")
-    return CommandLine(parser.platform, parsed, tuple(program), tuple(options))
+        raise UsageError(f"no program was given after `--`; expected e.g. {parser.example}")
+    return CommandLine(parser.platform, parsed_options, tuple(program), tuple(options))
 
 
-def _wide(prog: str) -> argparse.HelpFormatter:
+def _wide_formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=100)
 
 
-def _first_flag(program: Sequence[str]) -> int:
-    return next((i for i, word in enumerate(program) if word.startswith("--")), len(program))
+def _first_flag_index(program: Sequence[str]) -> int:
+    return next((i for i, argument in enumerate(program) if argument.startswith("--")), len(program))

@@ -15,20 +15,20 @@ from ctl.io.console import print_message
 # name -> (module, summary of its output)
 PLATFORMS = {
     "docker": ("ctl.deploy.docker.command", "a Dockerfile and a .dockerignore"),
-    "vertex": ("ctl.deploy.vertex.command", "a job for Vertex AI: training, or tuning"),
-    "kubernetes": ("ctl.deploy.kubernetes.command", "a Job, TFJob or TrainJob with what it needs"),
+    "vertex": ("ctl.deploy.vertex.command", "a training or tuning job for Vertex AI"),
+    "kubernetes": ("ctl.deploy.kubernetes.command", "a Job, TFJob or TrainJob with its dependencies"),
     "slurm": ("ctl.deploy.slurm", "a batch script"),
 }
 _HELP = """\
 usage: ctl deploy <platform> [options] -- program [its options]
 
-Writes what a platform needs to run the program. Sends nothing, unless --submit is given.
+Writes the files with which a platform runs the program. Sends a request only with --submit.
 
 platforms:
 {platforms}
 
 options:
-  -h, --help  show this text; `ctl deploy <platform> --help` shows a platform's
+  -h, --help  show this text; see also `ctl deploy <platform> --help`
 """
 
 
@@ -39,12 +39,18 @@ def main(argv: Sequence[str]) -> int:
     """
     name = argv[0] if argv else ""
     if name in ("-h", "--help"):
-        print(_HELP.format(platforms="\n".join(f"  {k:<10}  {what}" for k, (_, what) in PLATFORMS.items())))
+        print(
+            _HELP.format(
+                platforms="\n".join(f"  {k:<10}  {summary}" for k, (_, summary) in PLATFORMS.items())
+            )
+        )
         return EXIT_DONE
     try:
         if name not in PLATFORMS:
-            came = f"there is no platform {name!r}" if name else "no platform was given"
-            raise UsageError(f"{came}; expected one of: {', '.join(PLATFORMS)}. See `ctl deploy --help`.")
+            problem = f"unknown platform {name!r}" if name else "no platform was given"
+            raise UsageError(
+                f"{problem}; expected one of: {', '.join(PLATFORMS)}. See `ctl deploy --help`."
+            )
         module = importlib.import_module(PLATFORMS[name][0])
         line = args.read_arguments(module.parser(), argv[1:])
         if line is not None:

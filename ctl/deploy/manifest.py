@@ -1,11 +1,11 @@
-"""Generation of manifests from the files of templates/.
+r"""Generation of manifests from the files of templates/.
 
 `<name>` in a template is a placeholder. Lines from `#if name` to `#end` are kept if the value is true,
 lines after `#else` if it is false. Entries with the value None are omitted. YAML is parsed before values
 are inserted, and written by a serializer, so no value can change the structure.
 
-document("vertex_worker_pool.yaml", values)   -> {"machineSpec": {"machineType": "n1-standard-4"}, ...}
-text_from("Dockerfile", values)               -> "FROM python:3.11-slim-bookworm\n..."
+fill_document("vertex_worker_pool.yaml", values)   -> {"machineSpec": {"machineType": "n1-standard-4"}, ...}
+fill_text("Dockerfile", values)               -> "FROM python:3.11-slim-bookworm\n..."
 """
 
 import functools
@@ -29,40 +29,42 @@ _AMBIGUOUS = re.compile(
 _WIDTH = 4096  # lines are not wrapped, so an argument of a command stays on its line
 
 
-def text_from(template: str, values: Values) -> str:
+def fill_text(template: str, values: Values) -> str:
     """Returns the text of a template that is not YAML. A line with a value that is None is omitted.
 
     Values are inserted unchanged: the caller quotes them for the shell or as JSON.
     """
-    lines = _selected(template, values)
-    kept = [line for line in lines if all(values[name] is not None for name in _PLACEHOLDER.findall(line))]
-    return _PLACEHOLDER.sub(lambda found: str(values[found[1]]), "".join(kept))
+    lines = _select_lines(template, values)
+    selected_lines = [
+        line for line in lines if all(values[name] is not None for name in _PLACEHOLDER.findall(line))
+    ]
+    return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), "".join(selected_lines))
 
 
-def documents(template: str, values: Values) -> list[Document]:
+def fill_documents(template: str, values: Values) -> list[Document]:
     """Returns the documents of a YAML template. A mapping or list that loses all its entries is omitted."""
-    parsed = _yaml().safe_load_all("".join(_selected(template, values)))
-    return [_filled(document, values) for document in parsed if document is not None]
+    parsed = _import_yaml().safe_load_all("".join(_select_lines(template, values)))
+    return [_fill_node(document, values) for document in parsed if document is not None]
 
 
-def document(template: str, values: Values) -> Document:
+def fill_document(template: str, values: Values) -> Document:
     """Returns the only document of a YAML template."""
-    [one] = documents(template, values)
-    return one
+    [only_document] = fill_documents(template, values)
+    return only_document
 
 
 def file_header(line: str, fill_in: Sequence[str] = ()) -> str:
     """Returns comment lines: the command line that generates the file, and the values to fill in."""
     lines = [f"# {line}"]
     if fill_in:
-        lines += ["#", "# fill in or create first:", *(f"#   {what}" for what in fill_in)]
+        lines += ["#", "# fill in or create first:", *(f"#   {item}" for item in fill_in)]
     return "\n".join(lines) + "\n"
 
 
-def as_yaml(documents: Iterable[Document], top: str = "") -> str:
+def as_yaml(documents: Iterable[Document], header: str = "") -> str:
     """Returns YAML of several documents, with `top` before the first. Keys keep their order."""
-    dump = _dump()
-    return top + "---\n".join(dump(document) for document in documents)
+    dump = _yaml_dumper()
+    return header + "---\n".join(dump(document) for document in documents)
 
 
 def as_json(document: Mapping[str, Any]) -> str:
@@ -70,50 +72,56 @@ def as_json(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def _selected(template: str, values: Values) -> list[str]:
+def _select_lines(template: str, values: Values) -> list[str]:
     """Returns the lines of a template without the blocks with a false condition."""
-    kept: list[str] = []
+    selected: list[str] = []
     conditions = [True]
     for line in (_TEMPLATES / template).read_text(encoding="utf-8").splitlines(keepends=True):
-        word, _, name = line.strip().partition(" ")
-        if word == "#if":
+        directive, _, name = line.strip().partition(" ")
+        if directive == "#if":
             conditions.append(bool(values[name]))
-        elif word == "#else":
+        elif directive == "#else":
             conditions[-1] = not conditions[-1]
-        elif word == "#end":
+        elif directive == "#end":
             conditions.pop()
         elif all(conditions):
-            kept.append(line)
-    return kept
+            selected.append(line)
+    return selected
 
 
-def _filled(node: Any, values: Values) -> Any:
+def _fill_node(node: Any, values: Values) -> Any:
     """Returns a node of parsed YAML with its values inserted, or None if the node is omitted."""
     if isinstance(node, dict):
-        entries = {key: _filled(value, values) for key, value in node.items()}
-        kept = {key: value for key, value in entries.items() if value is not None}
-        return kept if kept or not node else None
+        entries = {key: _fill_node(value, values) for key, value in node.items()}
+        remaining = {key: value for key, value in entries.items() if value is not None}
+        return remaining if remaining or not node else None
     if isinstance(node, list):
-        items = [item for item in (_filled(item, values) for item in node) if item is not None]
+        items = [item for item in (_fill_node(item, values) for item in node) if item is not None]
         return items if items or not node else None
     if isinstance(node, str):
-        whole = _PLACEHOLDER.fullmatch(node)
-        return values[whole[1]] if whole else _PLACEHOLDER.sub(lambda found: str(values[found[1]]), node)
+        placeholder = _PLACEHOLDER.fullmatch(node)
+        return (
+            values[placeholder[1]]
+            if placeholder
+            else _PLACEHOLDER.sub(lambda match: str(values[match[1]]), node)
+        )
     return node
 
 
-def _yaml() -> ModuleType:
+def _import_yaml() -> ModuleType:
     try:
         import yaml
     except ImportError:
-        raise UsageError("YAML needs PyYAML; write `pip install 'tf-ctl[deploy]'`, or pyyaml") from None
+        raise UsageError(
+            "YAML output requires PyYAML; run `pip install 'tf-ctl[deploy]'` or `pip install pyyaml`"
+        ) from None
     return yaml
 
 
 @functools.cache
-def _dump() -> Callable[[Document], str]:
+def _yaml_dumper() -> Callable[[Document], str]:
     """Returns a dump function that indents lists, writes no aliases and quotes ambiguous strings."""
-    yaml = _yaml()
+    yaml = _import_yaml()
 
     class Dumper(yaml.SafeDumper):  # type: ignore[name-defined]
         def ignore_aliases(self, data: Any) -> bool:

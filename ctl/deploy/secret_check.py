@@ -18,52 +18,54 @@ _VALUES = re.compile(
     r'|"private_key"'
 )
 _ASSIGNMENT = re.compile(r"(?:^|[\s;&'\"])-{0,2}([A-Za-z][\w.-]*)=([^\s;&]+)")
-_CURES = {
-    "kubernetes": "keep it in a Secret and write --env_from_secret=NAME=secret:key",
-    "vertex": "keep it in Secret Manager and let the program read it there, as the job's --service_account",
-    "docker": "give it when the container starts, from the platform's store of secrets",
-    "slurm": "keep it in a file that only you can read, and give the program its path",
+_FIXES = {
+    "kubernetes": "store it in a Secret and use --env_from_secret=NAME=secret:key",
+    "vertex": "store it in Secret Manager, from which the program reads it as the job's --service_account",
+    "docker": "pass it at the start of the container from the secret store of the platform",
+    "slurm": "store it in a file that only you can read, and pass the path to the program",
 }
 
 
 def refuse_secrets_in_program(program: Sequence[str], platform: str) -> None:
     """Raises UsageError if an argument of the program assigns a value to a name of a secret."""
-    for word, following in zip(program, [*program[1:], "-"], strict=False):
-        _check_value("the program", word, platform)
-        for name, _ in _ASSIGNMENT.findall(word):
-            is_variable = not word.startswith("-") and name.upper() == name
+    for argument, next_argument in zip(program, [*program[1:], "-"], strict=False):
+        _check_value("the program", argument, platform)
+        for name, _ in _ASSIGNMENT.findall(argument):
+            is_variable = not argument.startswith("-") and name.upper() == name
             if job_fingerprint.looks_secret(name, of_variable=is_variable):
-                _refuse(f"the program gives a value to {name}, which looks like a secret", platform)
-        name = word.lstrip("-")
-        has_value = word.startswith("--") and "=" not in word and not following.startswith("-")
+                _raise_secret_error(
+                    f"the program gives a value to {name}, which looks like a secret", platform
+                )
+        name = argument.lstrip("-")
+        has_value = argument.startswith("--") and "=" not in argument and not next_argument.startswith("-")
         if has_value and job_fingerprint.looks_secret(name):
-            _refuse(f"the program gives a value to {name}, which looks like a secret", platform)
+            _raise_secret_error(f"the program gives a value to {name}, which looks like a secret", platform)
 
 
-def refuse_secrets_in_options(words: Sequence[str], platform: str) -> None:
+def refuse_secrets_in_options(arguments: Sequence[str], platform: str) -> None:
     """Raises UsageError if an option contains a secret, also in a form such as `--label=password=...`."""
     option = ""
-    for word in words:
-        value = word
-        if word.startswith("--"):
-            option, _, value = word.partition("=")
-        _check_value(option or "the line", value, platform)
+    for argument in arguments:
+        value = argument
+        if argument.startswith("--"):
+            option, _, value = argument.partition("=")
+        _check_value(option or "the command line", value, platform)
         name, equals, _ = value.partition("=")
         names_a_secret = job_fingerprint.looks_secret(name, of_variable=option == "--env")
         if equals and names_a_secret and option != "--env_from_secret":
-            where = option or "the line"
-            _refuse(f"{where} gives a value to {name}, which looks like a secret", platform)
+            where = option or "the command line"
+            _raise_secret_error(f"{where} gives a value to {name}, which looks like a secret", platform)
 
 
 def _check_value(where: str, value: str, platform: str) -> None:
     """Raises UsageError for a URL with a password and for the well-known formats of keys."""
     if _URL.search(value):
-        _refuse(f"{where} has a URL with a password or a user in it", platform)
+        _raise_secret_error(f"{where} has a URL with a password or a user in it", platform)
     if _VALUES.search(value):
-        _refuse(f"{where} has what looks like a key or a token", platform)
+        _raise_secret_error(f"{where} has a value that looks like a key or a token", platform)
 
 
-def _refuse(came: str, platform: str) -> None:
+def _raise_secret_error(problem: str, platform: str) -> None:
     raise UsageError(
-        f"{came}; expected none, since the file can be read by others. Instead, {_CURES[platform]}"
+        f"{problem}; expected no secret, because other users can read the file. Instead, {_FIXES[platform]}"
     )

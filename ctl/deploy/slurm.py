@@ -22,7 +22,7 @@ _EXAMPLE = (
     "python -m models.flowers --data_dir=/shared/flower_photos --model_dir=/shared/runs/flowers"
 )
 _TIME = re.compile(r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-5][0-9]):(?P<s>[0-5][0-9])")
-_NOT_STARTED = (126, 127)  # exit codes of a shell: the program cannot be executed, or does not exist
+_NOT_STARTED_CODES = (126, 127)  # exit codes of a shell: the program cannot be executed, or does not exist
 _TRAINED_SECS = 600  # if checkpoints are not readable, an attempt of this duration counts as progress
 _SIGNAL_EARLY_SECS = 60  # Slurm may send the signal this much before the requested time
 _LEAST_TRAINING_SECS = 60
@@ -34,70 +34,82 @@ _ARRAY_TASK = re.compile(r"(\$(?:SLURM_ARRAY_TASK_ID(?![A-Za-z0-9_])|\{SLURM_ARR
 
 def write(line: CommandLine) -> None:
     """Writes the script."""
-    _check(line)
+    _check_options(line)
     advice = _advice(line)
-    output.deliver(line, script(line, advice.fill_in), advice, f"{line.options.name}.sbatch")
+    output.deliver_manifest(
+        line, render_script(line, advice.fill_in), advice, f"{line.options.name}.sbatch"
+    )
 
 
 def parser() -> args.Parser:
     """Returns the parser of the options of `ctl deploy slurm`."""
-    made = args.Parser("slurm", "Writes a batch script for Slurm.", _EXAMPLE)
-    whole, form = validators.whole_option, validators.form
-    size = form("[1-9][0-9]{0,6}[KMGT]?", "no size; expected e.g. 32G")
-    time = form(_TIME.pattern, "no time limit; expected e.g. 04:00:00 or 2-12:00:00")
-    word = form("[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,99}", "no name; expected letters, digits, - and _")
-    module = form("[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}", "no module; expected a name such as cuda/12.4")
-    path = form(r"[^\s'\"\\$`;&|<>*?]+", "no path; expected one without spaces or quotes")
-    task = form("node|gpu", "an invalid choice; expected node or gpu")
-    made.add(
+    argument_parser = args.Parser("slurm", "Writes a batch script for Slurm.", _EXAMPLE)
+    integer, pattern = validators.integer_option, validators.pattern_option
+    size = pattern("[1-9][0-9]{0,6}[KMGT]?", "not a size; expected e.g. 32G")
+    time = pattern(_TIME.pattern, "not a time limit; expected e.g. 04:00:00 or 2-12:00:00")
+    name = pattern("[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,99}", "not a name; expected letters, digits, - and _")
+    module = pattern("[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}", "not a module; expected a name such as cuda/12.4")
+    path = pattern(r"[^\s'\"\\$`;&|<>*?]+", "not a path; expected a path without spaces or quotes")
+    task = pattern("node|gpu", "an invalid choice; expected node or gpu")
+    argument_parser.add(
         "size",
-        Option("--nodes", "machines", "N", whole(1, 10_000), 1),
-        Option("--task_per", "one process per node, with all its GPUs, or per gpu", "UNIT", task, "node"),
-        Option("--gpus_per_node", "GPUs of each machine (default: 0)", "N", whole(0), 0),
-        Option("--cpus_per_task", "CPUs of each task (default: Slurm's, one)", "N", whole(1)),
-        Option("--memory", "of each machine, such as 32G", "SIZE", size),
-        Option("--time", "the time limit (default: the partition's)", "[D-]HH:MM:SS", time),
+        Option("--nodes", "number of machines", "N", integer(1, 10_000), 1),
+        Option(
+            "--task_per",
+            "start one process per node, with all its GPUs, or one per gpu",
+            "UNIT",
+            task,
+            "node",
+        ),
+        Option("--gpus_per_node", "GPUs per machine (default: 0)", "N", integer(0), 0),
+        Option("--cpus_per_task", "CPUs per task (default: that of Slurm, 1)", "N", integer(1)),
+        Option("--memory", "memory per machine, such as 32G", "SIZE", size),
+        Option("--time", "time limit (default: that of the partition)", "[D-]HH:MM:SS", time),
     )
-    made.add(
-        "place",
-        Option("--name", "of the job", "NAME", word, "train"),
-        Option("--partition", "the queue (default: the cluster's)", "NAME", word),
-        Option("--account", "the account that is charged (default: yours)", "NAME", word),
-        Option("--constraint", "a feature that machines must have", "FEATURE", word),
-        Option("--module", "`module load` it first", "NAME", module, []),
-        Option("--venv", "a virtual environment to activate", "DIR", path),
-        Option("--image", "an Apptainer image to run the program in", "FILE", path),
+    argument_parser.add(
+        "location",
+        Option("--name", "name of the job", "NAME", name, "train"),
+        Option("--partition", "partition (default: that of the cluster)", "NAME", name),
+        Option("--account", "account to charge (default: that of the user)", "NAME", name),
+        Option("--constraint", "required feature of the machines", "FEATURE", name),
+        Option("--module", "environment module to load", "NAME", module, []),
+        Option("--venv", "virtual environment to activate", "DIR", path),
+        Option("--image", "Apptainer image in which the program runs", "FILE", path),
         args.ENV,
     )
-    made.add(
+    argument_parser.add(
         "failures",
-        Option("--signal_secs", "before the time limit, to save and requeue", "SECS", whole(10, 3600), 120),
-        Option("--max_restarts", "after a lost worker, within the job", "N", whole(0, 100), 3),
+        Option(
+            "--signal_secs", "time before the limit to save and requeue", "SECS", integer(10, 3600), 120
+        ),
+        Option("--max_restarts", "restarts after a lost worker, within the job", "N", integer(0, 100), 3),
     )
-    return made
+    return argument_parser
 
 
-def _check(line: CommandLine) -> None:
+def _check_options(line: CommandLine) -> None:
     """Raises UsageError for incompatible options."""
     options = line.options
     if options.venv and options.image:
-        raise UsageError("--venv and --image came; expected one of them: the image has its own packages")
+        raise UsageError(
+            "--venv cannot be combined with --image; expected one of them: the image has its own packages"
+        )
     if options.task_per == "gpu" and not options.gpus_per_node:
-        raise UsageError("--task_per=gpu came without GPUs; add --gpus_per_node=N, or leave it out")
-    found = _TIME.fullmatch(options.time or "")
-    if found:
-        hours = int(found["d"] or 0) * 24 + int(found["h"])
-        limit_secs = hours * 3600 + int(found["m"]) * 60 + int(found["s"])
+        raise UsageError("--task_per=gpu requires GPUs; add --gpus_per_node=N, or omit --task_per")
+    match = _TIME.fullmatch(options.time or "")
+    if match:
+        hours = int(match["d"] or 0) * 24 + int(match["h"])
+        limit_secs = hours * 3600 + int(match["m"]) * 60 + int(match["s"])
         least_secs = options.signal_secs + _SIGNAL_EARLY_SECS + _LEAST_TRAINING_SECS
         if limit_secs < least_secs:
-            came = f"--time={options.time} is too short for --signal_secs={options.signal_secs}"
+            problem = f"--time={options.time} is too short for --signal_secs={options.signal_secs}"
             raise UsageError(
-                f"{came}; expected at least {_as_time(least_secs)}: Slurm may send the signal "
-                f"{_SIGNAL_EARLY_SECS} s early. Give more --time, or fewer --signal_secs"
+                f"{problem}; expected at least {_format_time(least_secs)}: Slurm may send the signal "
+                f"{_SIGNAL_EARLY_SECS} s early. Increase --time, or decrease --signal_secs"
             )
 
 
-def _as_time(secs: int) -> str:
+def _format_time(secs: int) -> str:
     return f"{secs // 3600:02d}:{secs // 60 % 60:02d}:{secs % 60:02d}"
 
 
@@ -105,7 +117,7 @@ def _uses_array(program: Sequence[str]) -> bool:
     return any(_ARRAY_TASK.search(argument) for argument in program)
 
 
-def _quoted(argument: str) -> str:
+def _quote_argument(argument: str) -> str:
     """Returns an argument quoted so that the shell expands only `$SLURM_ARRAY_TASK_ID` in it."""
     parts = _ARRAY_TASK.split(argument)
     quoted = [f'"{part}"' if i % 2 else shlex.quote(part) for i, part in enumerate(parts) if part or i % 2]
@@ -116,23 +128,25 @@ def _advice(line: CommandLine) -> Advice:
     options, warnings = line.options, []
     if line.flag("model_dir") is None:
         warnings.append(
-            "the program has no --model_dir: a job that goes back into the queue begins again at step 0. "
-            "Give it a directory that all machines see"
+            "the program has no --model_dir: a requeued job starts at step 0. "
+            "Specify a directory on a shared file system"
         )
     if options.time is None:
-        warnings.append("no --time: the partition's limit holds, and most queues want one")
+        warnings.append("no --time: the limit of the partition applies, and most partitions require --time")
     if options.task_per == "node" and options.gpus_per_node == 0 and options.cpus_per_task is None:
         warnings.append("no --cpus_per_task: Slurm gives each task one CPU")
-    shared = [d for d in (line.flag("model_dir"), line.flag("data_dir"), options.venv) if d]
-    fill_in = [f"{path}, on a file system that every machine sees" for path in shared]
-    fill_in += [f"{word} in the command line" for word in validators.blanks(line.program)]
+    shared_paths = [d for d in (line.flag("model_dir"), line.flag("data_dir"), options.venv) if d]
+    fill_in = [f"{path}, on a shared file system" for path in shared_paths]
+    fill_in += [
+        f"{placeholder} in the command line" for placeholder in validators.find_placeholders(line.program)
+    ]
     log = f"tail -f {options.name}-<job>.log"
     array = " --array=0-2" if _uses_array(line.program) else ""
     commands = [f"sbatch --test-only{array} {{file}}", f"sbatch{array} {{file}}", "squeue --me", log]
     return Advice(fill_in=fill_in, warnings=warnings, commands=commands)
 
 
-def script(line: CommandLine, fill_in: Sequence[str]) -> str:
+def render_script(line: CommandLine, fill_in: Sequence[str]) -> str:
     """Returns the batch script."""
     options = line.options
     per_gpu = options.task_per == "gpu"
@@ -140,7 +154,7 @@ def script(line: CommandLine, fill_in: Sequence[str]) -> str:
     if options.image:
         gpu = ["--nv"] if options.gpus_per_node else []
         program = ["apptainer", "exec", *gpu, options.image, *program]
-    exports = [f"export {k}={shlex.quote(v)}" for k, v in validators.variables(options.env).items()]
+    exports = [f"export {k}={shlex.quote(v)}" for k, v in validators.parse_variables(options.env).items()]
     model_dir = local_model_dir(program)
     values = {
         **vars(options),  # their converters reject characters that the shell interprets
@@ -151,19 +165,19 @@ def script(line: CommandLine, fill_in: Sequence[str]) -> str:
         "exports": "\n".join(exports) or None,
         "modules": "\n".join(f"module load {name}" for name in options.module) or None,
         "uses_array": _uses_array(program),
-        "program": " ".join(map(_quoted, program)),
+        "program": " ".join(map(_quote_argument, program)),
         "srun_cpus": f"--cpus-per-task={options.cpus_per_task} " if options.cpus_per_task else "",
-        "model_dir": f"{_quoted(str(model_dir))} " if model_dir else "",
-        "checkpoints": _quoted(f"{model_dir or '/nowhere'}/checkpoints"),
+        "model_dir": f"{_quote_argument(str(model_dir))} " if model_dir else "",
+        "checkpoints": _quote_argument(f"{model_dir or '/nowhere'}/checkpoints"),
         "sees_checkpoints": model_dir is not None,
         "save_secs": options.signal_secs - min(_REQUEUE_SECS, options.signal_secs // 2),
         "machine_secs": _MACHINE_SECS,
         "retry_secs": _RETRY_SECS,
         "trained_secs": _TRAINED_SECS,
         "stuck_attempts": STUCK_ATTEMPTS,
-        "exits_for_good": "|".join(map(str, (EXIT_FAILED, EXIT_USAGE, *_NOT_STARTED))),
+        "exits_for_good": "|".join(map(str, (EXIT_FAILED, EXIT_USAGE, *_NOT_STARTED_CODES))),
         "exit_failed": EXIT_FAILED,
         "exit_preempted": EXIT_PREEMPTED,
         "exit_usage": EXIT_USAGE,
     }
-    return manifest.text_from("job.sbatch", values)
+    return manifest.fill_text("job.sbatch", values)

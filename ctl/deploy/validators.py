@@ -31,90 +31,93 @@ IDENTITY_VARIABLES = frozenset(
 _MAX_VARIABLES = 100  # limit of Vertex AI's ContainerSpec
 
 
-def form(pattern: str, expected: str, *, hides_value: bool = False) -> Callable[[str], str]:
+def pattern_option(pattern: str, expected: str, *, hides_value: bool = False) -> Callable[[str], str]:
     """Returns a converter for strings that match `pattern`.
 
     With `hides_value` an error message repeats only NAME of NAME=VALUE.
     """
 
-    def convert(word: str) -> str:
-        if not re.fullmatch(pattern, word):
-            came = word.partition("=")[0] if hides_value else word
-            raise argparse.ArgumentTypeError(f"{quoted(came)} is {expected}")
-        return word
+    def convert(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            shown_value = value.partition("=")[0] if hides_value else value
+            raise argparse.ArgumentTypeError(f"{quoted(shown_value)} is {expected}")
+        return value
 
     return convert
 
 
-def whole_option(least: int, most: int = 10**9) -> Callable[[str], object]:
+def integer_option(minimum: int, maximum: int = 10**9) -> Callable[[str], object]:
     """Returns a converter for integers from `least` to `most`."""
-    convert = whole_number(least, most)
+    convert = whole_number(minimum, maximum)
 
-    def wrapped(word: str) -> object:
+    def wrapped(value: str) -> object:
         try:
-            return convert(word)
+            return convert(value)
         except ValueError as e:
-            raise argparse.ArgumentTypeError(f"{quoted(word)} came, {e}") from None
+            raise argparse.ArgumentTypeError(f"received {quoted(value)}; {e}") from None
 
     return wrapped
 
 
-def image(word: str) -> str:
+def image(name: str) -> str:
     """Returns an image name with a tag or a digest, such as us-docker.pkg.dev/p/repo/flowers:1."""
-    found = _IMAGE.fullmatch(word)
-    if not found:
+    match = _IMAGE.fullmatch(name)
+    if not match:
         raise argparse.ArgumentTypeError(
-            f"{quoted(word)} is no image; expected HOST/PROJECT/REPOSITORY/NAME:TAG in lower case, such as "
+            f"{quoted(name)} is not an image; expected HOST/PROJECT/REPOSITORY/NAME:TAG in lower case, "
+            "such as "
             "us-central1-docker.pkg.dev/my-project/flower-app/flowers:1"
         )
-    if found["tag"] in (None, "latest") and found["digest"] is None:
-        came = "the tag latest" if found["tag"] else "no tag"
+    if match["tag"] in (None, "latest") and match["digest"] is None:
+        problem = "the tag latest" if match["tag"] else "no tag"
         raise argparse.ArgumentTypeError(
-            f"{quoted(word)} has {came}, so a worker that starts later could run other code; expected a "
-            "tag of its own or a digest, such as .../flowers:1"
+            f"{quoted(name)} has {problem}, so a worker that starts later could run other code; expected a "
+            "unique tag or a digest, such as .../flowers:1"
         )
-    return word
+    return name
 
 
-def seconds(word: str) -> int:
+def seconds(duration: str) -> int:
     """Returns a duration such as 90m, 24h or 3600s (seconds)."""
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])", word)
-    if not found or int(found[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{quoted(word)} is no duration; expected e.g. 90m, 24h or 7d")
-    return int(found[1]) * _SECS[found[2]]
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", duration)
+    if not match or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(
+            f"{quoted(duration)} is not a duration; expected e.g. 90m, 24h or 7d"
+        )
+    return int(match[1]) * _SECS[match[2]]
 
 
-variable = form(
+variable = pattern_option(
     r"(?s)[A-Za-z_][A-Za-z0-9_]*=.*",
-    "no variable; expected NAME=VALUE, such as TF_CPP_MIN_LOG_LEVEL=1",
+    "not a variable; expected NAME=VALUE, such as TF_CPP_MIN_LOG_LEVEL=1",
     hides_value=True,
 )
 
 
-def blanks(texts: Sequence[str]) -> list[str]:
+def find_placeholders(texts: Sequence[str]) -> list[str]:
     """Returns the distinct placeholders of examples in the texts, such as PROJECT and BUCKET."""
-    word = re.compile(rf"(?<![A-Za-z0-9_]){BLANK}(?![A-Za-z0-9_])")
-    return list(dict.fromkeys(found for text in texts for found in word.findall(text)))
+    pattern = re.compile(rf"(?<![A-Za-z0-9_]){BLANK}(?![A-Za-z0-9_])")
+    return list(dict.fromkeys(placeholder for text in texts for placeholder in pattern.findall(text)))
 
 
-def named_values(option: str, words: Sequence[str]) -> dict[str, str]:
+def parse_assignments(option: str, assignments: Sequence[str]) -> dict[str, str]:
     """Returns NAME=VALUE strings as a dictionary. Raises UsageError for a duplicate name."""
-    found: dict[str, str] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name in found:
-            raise UsageError(f"{option}={name} came twice; expected one value for each name")
-        found[name] = value
-    return found
+    value_by_name: dict[str, str] = {}
+    for assignment in assignments:
+        name, _, value = assignment.partition("=")
+        if name in value_by_name:
+            raise UsageError(f"{option}={name} was given twice; expected one value per name")
+        value_by_name[name] = value
+    return value_by_name
 
 
-def variables(words: Sequence[str]) -> dict[str, str]:
+def parse_variables(assignments: Sequence[str]) -> dict[str, str]:
     """Returns the variables of `--env`. Raises UsageError for variables that identify a process."""
-    found = named_values("--env", words)
-    for name in IDENTITY_VARIABLES & set(found):
-        came = f"--env={name} says which process one is, and is set by the platform or ctl"
-        raise UsageError(f"{came}; leave it out, or every process would have the same role and index")
-    if len(found) > _MAX_VARIABLES:
-        came = f"{len(found)} variables came with --env; expected at most {_MAX_VARIABLES}"
-        raise UsageError(f"{came}. Put them into a file of the image")
-    return found
+    value_by_name = parse_assignments("--env", assignments)
+    for name in IDENTITY_VARIABLES & set(value_by_name):
+        problem = f"--env={name} identifies the process and is set by the platform or ctl"
+        raise UsageError(f"{problem}; omit it, because every process would have the same role and index")
+    if len(value_by_name) > _MAX_VARIABLES:
+        problem = f"{len(value_by_name)} variables were given with --env; expected at most {_MAX_VARIABLES}"
+        raise UsageError(f"{problem}. Put them into a file of the image")
+    return value_by_name

@@ -44,4 +44,4 @@ class AttemptRecord:
             with open(log_dir / ATTEMPT_LOG, "a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(self)) + "\n")
         except OSError as e:
-            print_message(f"{log_dir / ATTEMPT_LOG} cannot be written ({e.strerror}); the job goes on")
+            print_message(f"{log_dir / ATTEMPT_LOG} cannot be written ({e.strerror}); the job continues")

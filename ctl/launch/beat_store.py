@@ -1,7 +1,7 @@
 """Heartbeat files of the processes of a job, stored independently of a full disk.
 
     store = BeatStore(directory)
-    path = store.path("job_0.log")            # the process writes there
+    path = store.path("job_0.log")            # the process writes to this path
     store.read("job_0.log")
 
 A process of this machine gets a file in memory (memfd), which it opens through /proc. It needs no disk, and
@@ -55,7 +55,7 @@ class BeatStore:
         return self._paths[name]
 
     def read(self, name: str) -> bytes:
-        """Returns the content, empty if there is none or it cannot be read."""
+        """Returns the content of a file, or b"" if it is empty or cannot be read."""
         with contextlib.suppress(OSError):
             if name in self._descriptors:
                 return os.pread(self._descriptors[name], _MAX_BYTES, 0)

@@ -29,7 +29,7 @@ from ctl.launch.supervisor import JobSettings, run_job
 from ctl.supervision import lease
 
 LAUNCH_EXAMPLE = "ctl launch --workers=2 -- python -m models.mnist --model_dir=/tmp/mnist"
-_PROGRAM_CURE = (
+_PROGRAM_FIX = (
     "expected a program on PATH or the path of an executable file. A script runs with `-- python script.py`"
 )
 _MAX_MESSAGE = 300  # length limit of an error message that repeats arguments (characters)
@@ -42,7 +42,7 @@ def _converter(convert: Callable[[str], Any]) -> Callable[[str], Any]:
         try:
             return convert(text)
         except ValueError as e:
-            raise argparse.ArgumentTypeError(f"{quoted(text)} came, {e}") from None
+            raise argparse.ArgumentTypeError(f"received {quoted(text)}; {e}") from None
 
     return wrapped
 
@@ -51,7 +51,7 @@ _workers = _converter(whole_number(1, MAX_WORKERS))
 _secs = _converter(number_in(lambda secs: 0 <= secs <= 1e9, "seconds from 0, such as 30"))
 _port = _converter(whole_number(1, 65535))
 _mib = _converter(
-    number_in(lambda mib: mib == 0 or 0.01 <= mib <= 1e6, "MiB, such as 256, or 0 for no bound")
+    number_in(lambda mib: mib == 0 or 0.01 <= mib <= 1e6, "MiB, such as 256, or 0 for no limit")
 )
 
 
@@ -65,52 +65,54 @@ class _Option(NamedTuple):
 
 _OPTIONS: dict[str, list[_Option]] = {
     "the job": [
-        _Option("--workers", _workers, None, "N", "how many workers to start (default: 1)"),
+        _Option("--workers", _workers, None, "N", "number of workers (default: 1)"),
         _Option("--chief", None, False, "",
-                "start a chief beside them, one process more (default: worker 0 is the chief)"),
+                "start a separate chief in addition to the workers (default: worker 0 is the chief)"),
         _Option("--ps", _workers, 0, "N",
-                "how many parameter servers to start, and a chief, who coordinates (default: none)"),
+                "number of parameter servers; implies --chief, which coordinates them (default: 0)"),
         _Option("--evaluator", None, False, "",
-                "start an evaluator, which evaluates the checkpoints (default: none)"),
+                "start a process that evaluates the checkpoints (default: none)"),
         _Option("--host", str, None, "ADDRESS",
-                "this machine's address in TF_CONFIG, IPv4 (default: 127.0.0.1)"),
+                "IPv4 address of this machine in TF_CONFIG (default: 127.0.0.1)"),
     ],
     "several machines": [
-        _Option("-H --hosts", str, None, "HOST:N,...", "machines and how many workers each takes, "
-                "reached with ssh (default: this one alone)"),
-        _Option("--port", _port, 2222, "PORT", "of the first worker on another machine, "
-                "the next ones follow (default: 2222)"),
+        _Option("-H --hosts", str, None, "HOST:N,...", "machines with their numbers of workers, "
+                "connected by ssh (default: this machine only)"),
+        _Option("--port", _port, 2222, "PORT", "port of the first worker on another "
+                "machine; further workers use the following ports (default: 2222)"),
         _Option("--host_discovery", str, None, "SCRIPT", "a program that prints a line `host:N` for "
-                "each machine there is; it is asked before every attempt (default: none)"),
+                "each available machine; it runs before every attempt (default: none)"),
         _Option("--min_workers", _workers, None, "N",
-                "with --host_discovery, wait until there is room for so many (default: 1)"),
+                "with --host_discovery: minimum number of workers to wait for (default: 1)"),
         _Option("--max_workers", _workers, None, "N",
-                "with --host_discovery, start so many at most (default: all there is room for)"),
+                "with --host_discovery: maximum number of workers (default: all slots)"),
     ],
     "restarts": [
         _Option("--max_restarts", _converter(whole_number(0, 1_000_000)), 3, "N",
-                "how often to start all again after a lost worker or a hang (default: 3)"),
-        _Option("--backoff_secs", _secs, 1.0, "SECS", "seconds before the first restart, doubled "
-                "before each further one up to 60 (default: 1)"),
+                "maximum number of restarts after a lost worker or a hang (default: 3)"),
+        _Option("--backoff_secs", _secs, 1.0, "SECS", "delay before the first restart, doubled "
+                "for each further one, at most 60 (default: 1)"),
         _Option("--restart_on_error", None, False, "",
-                "restart also after exit codes 1 to 127 except 2 (default: those are permanent)"),
-        _Option("--grace_secs", _secs, 30.0, "SECS", "seconds from SIGTERM (or a Ctrl-C passed on) to "
-                "SIGKILL, and for workers to end once the chief is done (default: 30)"),
+                "restart also after exit codes 1 to 127 except 2 (default: these are permanent)"),
+        _Option("--grace_secs", _secs, 30.0, "SECS", "seconds from SIGTERM (or a forwarded Ctrl-C) to "
+                "SIGKILL, and for workers to exit after the chief has finished (default: 30)"),
     ],
     "hangs": [
-        _Option("--heartbeat_timeout_secs", _secs, 60.0, "SECS", "a worker is hung after so many "
-                "seconds without a sign of life; 0 is off (default: 60)"),
+        _Option("--heartbeat_timeout_secs", _secs, 60.0, "SECS", "seconds without a heartbeat after "
+                "which a worker counts as hung; 0 disables the check (default: 60)"),
         _Option("--hang_timeout_secs", _secs, 0.0, "SECS",
-                "and after so many seconds of training without a step; 0 is off (default: 0)"),
-        _Option("--startup_timeout_secs", _secs, 600.0, "SECS", "seconds for all workers to find each "
-                "other, and for enough hosts to be there; 0 is without end (default: 600)"),
+                "seconds of training without a step after which a worker counts as hung; 0 disables the "
+                "check (default: 0)"),
+        _Option("--startup_timeout_secs", _secs, 600.0, "SECS", "seconds for all workers to connect to "
+                "each other, and for enough hosts to be available; 0 disables the limit (default: 600)"),
     ],
     "logs": [
-        _Option("--log_dir", str, None, "DIR", "where job_0.log, job_1.log, ... go, the chief's first, "
-                "and ps_0.log, evaluator_0.log (default: workers/ in the command's --model_dir, or a "
+        _Option("--log_dir", str, None, "DIR", "directory of the logs: job_0.log (the chief), job_1.log, "
+                "..., ps_0.log, evaluator_0.log (default: workers/ in the command's --model_dir, or a "
                 "new temporary directory)"),
         _Option("--max_log_mib", _mib, 256.0, "MIB",
-                "a longer log keeps its beginning and its end; 0 is without bound (default: 256)"),
+                "size limit of a log; a longer log keeps its beginning and its end; 0 disables the limit "
+                "(default: 256)"),
     ],
     "about": [_Option("-h --help", None, False, "", "show this text")],
 }  # fmt: skip
@@ -125,41 +127,41 @@ def main(argv: Sequence[str]) -> int:
         options, command = parse_launch(list(argv))
         if options is None:
             return EXIT_DONE
-        allocation = allocation_of(options)
-        check_program(command[0], _PROGRAM_CURE)
-        _claim_model_dir(command)
-        log_dir = log_dir_of(options.log_dir, command)
+        allocation = build_allocation(options)
+        check_program(command[0], _PROGRAM_FIX)
+        _check_model_dir_is_free(command)
+        log_dir = choose_log_dir(options.log_dir, command)
         if os.environ.get("TF_CONFIG"):
-            print_message("TF_CONFIG was set already; each worker gets a new one instead")
+            print_message("ignoring the TF_CONFIG of this process: each worker receives its own")
         if options.ps and not options.chief:
-            print_message("parameter servers need a coordinator: a chief is started as well (--chief)")
-        settings = _settings(options, command)
+            print_message("parameter servers require a coordinator; starting a chief (--chief)")
+        settings = _job_settings(options, command)
         with log_dir_lock(log_dir):
             return run_job(command, allocation=allocation, log_dir=log_dir, settings=settings)
     except UsageError as e:
         print_message(str(e))
         return e.exit_code
     except KeyboardInterrupt:
-        print_message("stopped by Ctrl-C before any process was started")
+        print_message("stopped by Ctrl-C before a process was started")
         return EXIT_INTERRUPTED
 
 
-def parse_launch(argv: list[str]) -> tuple[argparse.Namespace | None, list[str]]:
+def parse_launch(arguments: list[str]) -> tuple[argparse.Namespace | None, list[str]]:
     """Returns the options and the command. For --help prints the help and returns (None, [])."""
-    split = argv.index("--") if "--" in argv else len(argv)
-    options, command = argv[:split], argv[split + 1 :]
+    separator = arguments.index("--") if "--" in arguments else len(arguments)
+    options, command = arguments[:separator], arguments[separator + 1 :]
     parser = _launch_parser()
     if "-h" in options or "--help" in options:
         print(parser.format_help())
         return None, []
     parsed, unknown = parser.parse_known_args(options)
     if unknown:
-        cure = "see `ctl launch --help`; options of the command go after `--`"
-        if split == len(argv):
-            cure = f"write the command after `--`: {LAUNCH_EXAMPLE}"
-        raise UsageError(f"{quoted(unknown[0])} is not an option of the launcher; {cure}")
+        fix = "see `ctl launch --help`; options of the command go after `--`"
+        if separator == len(arguments):
+            fix = f"write the command after `--`: {LAUNCH_EXAMPLE}"
+        raise UsageError(f"{quoted(unknown[0])} is not an option of the launcher; {fix}")
     if not command:
-        raise UsageError(f"no command came after `--`; expected e.g. {LAUNCH_EXAMPLE}")
+        raise UsageError(f"no command was given after `--`; expected e.g. {LAUNCH_EXAMPLE}")
     return parsed, command
 
 
@@ -173,8 +175,8 @@ def _launch_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ctl launch",
         usage="ctl launch [options] -- command [its options]",
-        description="Runs a command once per worker, with a TF_CONFIG for each, and starts all of them "
-        "again when one is lost.\nThe first to fail decides.",
+        description="Runs a command once per worker, each with its own TF_CONFIG, and restarts all workers "
+        "if one is lost.\nThe exit code is that of the first process that failed.",
         epilog=f"example:\n  {LAUNCH_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -193,7 +195,7 @@ def _launch_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(options: argparse.Namespace, command: list[str]) -> JobSettings:
+def _job_settings(options: argparse.Namespace, command: list[str]) -> JobSettings:
     model_dir = local_model_dir(command)
     return JobSettings(
         grace_secs=options.grace_secs,
@@ -201,8 +203,8 @@ def _settings(options: argparse.Namespace, command: list[str]) -> JobSettings:
             max_restarts=options.max_restarts,
             backoff_secs=options.backoff_secs,
             restart_on_error=options.restart_on_error,
-            saves=model_dir is not None,
-            hosts_change=options.host_discovery is not None,
+            has_checkpoints=model_dir is not None,
+            has_dynamic_hosts=options.host_discovery is not None,
         ),
         timeouts=Timeouts(
             heartbeat=options.heartbeat_timeout_secs,
@@ -214,7 +216,7 @@ def _settings(options: argparse.Namespace, command: list[str]) -> JobSettings:
     )
 
 
-def allocation_of(options: argparse.Namespace) -> Allocation:
+def build_allocation(options: argparse.Namespace) -> Allocation:
     """Returns the allocation of the workers. Raises UsageError for options that exclude each other."""
     if options.host is not None:
         _check_host(options.host)
@@ -222,8 +224,9 @@ def allocation_of(options: argparse.Namespace) -> Allocation:
         for name in ("min_workers", "max_workers"):
             if (value := getattr(options, name)) is not None:
                 raise UsageError(
-                    f"--{name}={value} needs --host_discovery=SCRIPT, which says how many workers there "
-                    "is room for; without one the number is that of --workers or -H"
+                    f"--{name}={value} requires --host_discovery=SCRIPT; without a script, set the number "
+                    "of "
+                    "workers with --workers or -H"
                 )
         if options.hosts is None:
             roles = RoleCounts(
@@ -236,29 +239,29 @@ def allocation_of(options: argparse.Namespace) -> Allocation:
     source = "-H" if options.host_discovery is None else "--host_discovery"
     for name in ("workers", "chief", "ps", "evaluator"):
         if getattr(options, name):
-            cure = "on several machines there are workers only"
+            reason = "a job on several machines has workers only"
             if name == "workers":
-                cure = "the slots of the hosts say how many workers there are"
-            raise UsageError(f"--{name} came with {source}; {cure}, so leave --{name} out")
+                reason = "the slots of the hosts determine the number of workers"
+            raise UsageError(f"--{name} cannot be combined with {source}: {reason}. Omit --{name}")
     if options.host_discovery is None:
         hosts = parse_hosts(options.hosts)
         return HostAllocation(hosts, port=options.port, own_address=options.host)
     if options.hosts is not None:
-        raise UsageError("-H came with --host_discovery; the script names the hosts, so leave -H out")
-    return _discovered(options)
+        raise UsageError("-H cannot be combined with --host_discovery: the script lists the hosts. Omit -H")
+    return _discovered_allocation(options)
 
 
-def _discovered(options: argparse.Namespace) -> Allocation:
-    least = 1 if options.min_workers is None else options.min_workers
-    if options.max_workers is not None and options.max_workers < least:
+def _discovered_allocation(options: argparse.Namespace) -> Allocation:
+    min_workers = 1 if options.min_workers is None else options.min_workers
+    if options.max_workers is not None and options.max_workers < min_workers:
         raise UsageError(
-            f"--min_workers={least} is more than --max_workers={options.max_workers}; expected at most "
-            "as many"
+            f"--min_workers={min_workers} is greater than --max_workers={options.max_workers}; expected "
+            "--min_workers <= --max_workers"
         )
     return DiscoveredAllocation(
         find_script(options.host_discovery, "--host_discovery="),
-        least=least,
-        most=options.max_workers,
+        min_workers=min_workers,
+        max_workers=options.max_workers,
         port=options.port,
         own_address=options.host,
     )
@@ -266,25 +269,25 @@ def _discovered(options: argparse.Namespace) -> Allocation:
 
 def _check_host(host: str) -> None:
     try:
-        found = parse_host(host)
+        parsed_host = parse_host(host)
     except UsageError:
-        found = None
-    if found is None or ":" in host or "@" in host:
+        parsed_host = None
+    if parsed_host is None or ":" in host or "@" in host:
         raise UsageError(
-            f"--host={quoted(host)} is no address; expected an IPv4 address of this machine, or its name. "
-            f"Write --host={LOOPBACK}."
+            f"--host={quoted(host)} is not an address; expected an IPv4 address or the name of this "
+            f"machine, such as --host={LOOPBACK}"
         )
 
 
-def _claim_model_dir(command: list[str]) -> None:
-    """Raises UsageError while another job trains in the command's model_dir, which also has its logs."""
+def _check_model_dir_is_free(command: list[str]) -> None:
+    """Raises UsageError if another job trains in the command's model_dir, which also contains its logs."""
     model_dir = local_model_dir(command)
     trains = flag_value("mode", command) not in ("eval", "export", "predict")
     if model_dir is not None and trains:
         lease.check_model_dir_is_free(str(model_dir))
 
 
-def log_dir_of(option: str | None, command: list[str]) -> Path:
+def choose_log_dir(option: str | None, command: list[str]) -> Path:
     """Returns the directory of the logs, created if necessary. Raises UsageError if it is not writable."""
     model_dir = local_model_dir(command)
     if option:
@@ -299,12 +302,12 @@ def log_dir_of(option: str | None, command: list[str]) -> Path:
     except OSError as e:
         if disk_errors.is_transient(e):
             print_message(
-                f"logs cannot be written to {str(log_dir)!r} ({e.strerror}); the job starts all the same"
+                f"cannot write logs to {str(log_dir)!r} ({e.strerror}); starting the job without them"
             )
             return log_dir
         raise UsageError(
-            f"logs cannot be written to {str(log_dir)!r} ({e.strerror}); give a directory that "
-            "can be written with --log_dir=DIR"
+            f"cannot write logs to {str(log_dir)!r} ({e.strerror}); specify a writable directory with "
+            "--log_dir=DIR"
         ) from None
     return log_dir
 
@@ -315,7 +318,8 @@ def _temporary_log_dir() -> Path:
     except OSError as e:
         log_dir = Path("ctl-launch-logs").absolute()
         print_message(
-            f"no temporary directory can be written ({e.strerror}); the job starts all the same, with logs "
-            f"in {log_dir} if that can be written. Give a directory with --log_dir=DIR"
+            f"cannot create a temporary directory ({e.strerror}); starting the job with logs in {log_dir} "
+            "if "
+            "that is writable. Specify a directory with --log_dir=DIR"
         )
         return log_dir

@@ -16,8 +16,8 @@ from ctl.errors import UsageError
 from ctl.io.console import quoted
 from ctl.launch.horovodrun_options import FLAGS, no_options, put_option, report
 
-NO_MPI = "there is no MPI here: collectives go over TCP. Write --gloo, or leave it out."
-_SECTIONS = {  # section -> prefix of its options, names in it
+NO_MPI = "MPI is not supported: collectives use TCP. Use --gloo, or omit the option."
+_SECTIONS = {  # section -> (prefix of its options, names of its keys)
     "params": ("", "fusion_threshold_mb cycle_time_ms cache_capacity hierarchical_allreduce "
                "hierarchical_allgather torus_allreduce"),
     "autotune": ("autotune-", "enabled log_file warmup_samples steps_per_sample bayes_opt_max_samples "
@@ -33,70 +33,80 @@ _SECTIONS = {  # section -> prefix of its options, names in it
 def add_config_file(
     options: dict[str, Any], path: str, load: Callable[[str], object] | None = None
 ) -> None:
-    """Adds the options of the file that the command line does not set. Raises UsageError.
+    """Adds the options of the file that the command line does not set.
 
     Args:
       options: Key -> value, None for an option that is not set. Modified in place.
       path: Path of the file.
-      load: Parses the text into dicts. Default: PyYAML.
+      load: Parses the text into dicts. Defaults to PyYAML.
+
+    Raises:
+      UsageError: The file cannot be read or contains an invalid value.
     """
-    content = _content(path, load or _yaml())
+    content = _load_content(path, load or _yaml_loader())
     controller = content.pop("controller", None)
     if controller not in (None, "gloo"):
-        raise UsageError(f"{path} asks for the controller {controller!r}; {NO_MPI}")
-    found = no_options()
+        raise UsageError(f"{path} specifies the controller {controller!r}; {NO_MPI}")
+    file_options = no_options()
     for section, values in content.items():
-        prefix, known = _SECTIONS.get(str(section).replace("-", "_"), ("", ""))
-        if not known:
+        prefix, option_names = _SECTIONS.get(str(section).replace("-", "_"), ("", ""))
+        if not option_names:
             name = quoted(str(section))
-            report(f"{path} has a part {name}, which ctlrun does not know; it is ignored")
+            report(f"ignoring the section {name} of {path}, which ctlrun does not support")
             continue
-        names = known.split()
+        names = option_names.split()
         if not isinstance(values, dict | None):
             raise UsageError(
-                f"{path} has `{section}: {values}`; expected names and values in it, such as "
+                f"{path} has `{section}: {values}`; expected a mapping with keys such as "
                 f"{', '.join(sorted(names)[:3])}"
             )
         for name, value in (values or {}).items():
-            where = f"{section}: {name}"
+            yaml_entry = f"{section}: {name}"
             if str(name).replace("-", "_") not in names and value is not None:
-                report(f"{path} has `{where}`, which is no option of ctlrun; it is ignored")
+                report(f"ignoring `{yaml_entry}` in {path}, which is not an option of ctlrun")
             elif value is not None:
-                _put(found, path, where, prefix + str(name).replace("_", "-"), value)
-    for key, value in found.items():
+                _put_yaml_option(
+                    file_options, path, yaml_entry, prefix + str(name).replace("_", "-"), value
+                )
+    for key, value in file_options.items():
         if options[key] is None:
             options[key] = value
 
 
-def _put(found: dict[str, Any], path: str, where: str, name: str, value: object) -> None:
+def _put_yaml_option(
+    file_options: dict[str, Any], path: str, yaml_entry: str, name: str, value: object
+) -> None:
     name = name.removesuffix("-enabled")
     flag = FLAGS[f"--{name}"]
-    if flag.takes is None and not isinstance(value, bool):
-        raise UsageError(f"{path} has `{where}: {value}`; expected true or false")
-    if flag.takes is None and not value:
+    if flag.converter is None and not isinstance(value, bool):
+        raise UsageError(f"{path} has `{yaml_entry}: {value}`; expected true or false")
+    if flag.converter is None and not value:
         flag = FLAGS.get(f"--no-{name}") or FLAGS["--" + name.replace("with-", "without-")]
-    put_option(found, flag, f"{path}: `{where}`", [value])
+    put_option(file_options, flag, f"{path}: `{yaml_entry}`", [value])
 
 
-def _content(path: str, load: Callable[[str], object]) -> dict[Any, Any]:
+def _load_content(path: str, load: Callable[[str], object]) -> dict[Any, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             content = load(file.read())
     except OSError as e:
         raise UsageError(f"--config-file {path} cannot be read ({e.strerror})") from None
     except Exception as e:
-        first = str(e).splitlines()[:1]
-        raise UsageError(f"--config-file {path} is no YAML: {' '.join(first)}") from None
+        first_line = str(e).splitlines()[:1]
+        raise UsageError(f"--config-file {path} is not valid YAML: {' '.join(first_line)}") from None
     if not isinstance(content, dict | None):
-        raise UsageError(f"--config-file {path} holds {type(content).__name__}, expected parts")
+        raise UsageError(
+            f"--config-file {path} contains a {type(content).__name__}; expected a mapping of sections"
+        )
     return dict(content or {})
 
 
-def _yaml() -> Callable[[str], object]:
+def _yaml_loader() -> Callable[[str], object]:
     try:
         import yaml
     except ImportError:
         raise UsageError(
-            "--config-file needs PyYAML; write `pip install 'tf-ctl[deploy]'`, or pyyaml"
+            "--config-file requires PyYAML; install it with `pip install 'tf-ctl[deploy]'` or `pip install "
+            "pyyaml`"
         ) from None
     return yaml.safe_load

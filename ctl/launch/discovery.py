@@ -3,7 +3,7 @@
     found = run_discovery("./hosts.sh")
     found.hosts        -> [Host("host1", 2)], or [] with the reason in `found.problem`
     poller = HostPoller("./hosts.sh")           # runs it repeatedly in a thread
-    poller.newest()    -> a Discovery that was not returned before, or None
+    poller.poll()    -> a Discovery that was not returned before, or None
 
 The program runs without a shell and without arguments. If it fails, hangs or prints invalid output, the
 result has a `problem` and no exception is raised, because the next run may succeed.
@@ -55,17 +55,17 @@ class HostPoller:
         self.hosts: Sequence[Host] = ()  # hosts that are available before the first run
         self._script = script
         self._slots = slots
-        self._found: queue.SimpleQueue[Discovery] = queue.SimpleQueue()
+        self._discoveries: queue.SimpleQueue[Discovery] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="discovery", daemon=True)
         self._thread.start()
 
-    def newest(self) -> Discovery | None:
+    def poll(self) -> Discovery | None:
         """Returns the newest result once, else None."""
-        found = None
-        while not self._found.empty():
-            found = self._found.get()
-        return found
+        discovery = None
+        while not self._discoveries.empty():
+            discovery = self._discoveries.get()
+        return discovery
 
     def stop(self) -> None:
         """Ends the program if it runs."""
@@ -74,8 +74,8 @@ class HostPoller:
 
     def _poll(self) -> None:
         while not self._stopped.is_set():
-            found = run_discovery(self._script, interrupted=self._stopped.is_set, slots=self._slots)
-            self._found.put(found)
+            discovery = run_discovery(self._script, interrupted=self._stopped.is_set, slots=self._slots)
+            self._discoveries.put(discovery)
             self._stopped.wait(_POLL_INTERVAL_SECS)
 
 
@@ -84,12 +84,12 @@ class FixedHosts:
 
     def __init__(self, hosts: Sequence[Host]):
         self.hosts = hosts
-        self._found: Discovery | None = Discovery(hosts)
+        self._discoveries: Discovery | None = Discovery(hosts)
 
-    def newest(self) -> Discovery | None:
+    def poll(self) -> Discovery | None:
         """Returns the hosts on the first call, else None."""
-        found, self._found = self._found, None
-        return found
+        discovery, self._discoveries = self._discoveries, None
+        return discovery
 
     def stop(self) -> None:
         """Has no effect: no program runs."""
@@ -123,41 +123,41 @@ def run_discovery(
       interrupted: Polled while the program runs.
       slots: Slots of a host that is printed without a number.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         try:
             popen = subprocess.Popen(
                 [script],
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
+                stdout=stdout,
+                stderr=stderr,
                 start_new_session=True,
                 preexec_fn=die_with_parent(),  # noqa: PLW1509 (it only calls into C)
             )
         except OSError as e:
             return Discovery(problem=f"{script!r} cannot be run ({e.strerror or e})", is_broken=True)
-        until_secs = time.monotonic() + timeout_secs
-        while popen.poll() is None and time.monotonic() < until_secs and not interrupted():
+        deadline_secs = time.monotonic() + timeout_secs
+        while popen.poll() is None and time.monotonic() < deadline_secs and not interrupted():
             time.sleep(_WAIT_SECS)
-        hung = popen.poll() is None
+        timed_out = popen.poll() is None
         kill_group(popen.pid)
         popen.wait()
-        if hung:
+        if timed_out:
             problem = f"{script!r} did not end within {timeout_secs:g} s"
             return Discovery(problem=problem, is_broken=True)
-        return parse_discovery(script, popen.returncode, _read_text(out), _read_text(err), slots)
+        return parse_discovery(script, popen.returncode, _read_text(stdout), _read_text(stderr), slots)
 
 
-def parse_discovery(script: str, returncode: int, out: str, err: str, slots: int = 1) -> Discovery:
+def parse_discovery(script: str, returncode: int, stdout: str, stderr: str, slots: int = 1) -> Discovery:
     """Returns the hosts that the program printed, or a description of the error."""
-    last = next((line.strip()[:200] for line in reversed(err.splitlines()) if line.strip()), "")
+    error_line = next((line.strip()[:200] for line in reversed(stderr.splitlines()) if line.strip()), "")
     if returncode:
         reason = f"exit code {returncode}" if returncode > 0 else f"signal {-returncode}"
-        ending = f", {last}" if last else ""
-        return Discovery(problem=f"{script!r} failed: {reason}{ending}", is_broken=True)
+        suffix = f", {error_line}" if error_line else ""
+        return Discovery(problem=f"{script!r} failed: {reason}{suffix}", is_broken=True)
     try:
-        hosts = parse_host_lines(out.splitlines(), slots)
+        hosts = parse_host_lines(stdout.splitlines(), slots)
     except UsageError as e:
-        return Discovery(problem=f"{script!r} printed what cannot be used: {e}", is_broken=True)
+        return Discovery(problem=f"{script!r} printed an invalid line: {e}", is_broken=True)
     return Discovery(hosts, "" if hosts else f"{script!r} printed no host")
 
 

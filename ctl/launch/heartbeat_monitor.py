@@ -24,7 +24,7 @@ from ctl.io import paths
 from ctl.launch.beat_store import BeatStore
 from ctl.launch.process_activity import ActivityTable
 from ctl.launch.process_group import ProcessGroup
-from ctl.launch.roles import log_name, task_name, trains
+from ctl.launch.roles import is_training_task, log_name, task_name
 from ctl.supervision.beat_file import BeatReader, PollClock
 from ctl.supervision.heartbeat import HEARTBEAT_VARIABLE
 
@@ -32,8 +32,8 @@ _INTERVAL_SECS = 0.5  # between two checks: many files take time
 _SUSPECT_SECS = 2.0  # of silence, after which processor time is measured
 _SILENT_SECS = 5.0  # after which a process that saves or ends counts as dead
 _TRAINED_PHASES = ("compiling", "training", "evaluating", "saving", "ended")
-_LEAST_IDLE_SECS = 1.5  # minimum duration of the measured idle time, for any timeout
-_ENDED_SECS = 300.0  # for a process in phase "ended", to end
+_MIN_IDLE_SECS = 1.5  # minimum duration of the measured idle time, for any timeout
+_EXIT_SECS = 300.0  # for a process in phase "ended" to exit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +54,10 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Hang:
-    """A process that counts as hung. `why` continues a sentence that begins with its name."""
+    """A process that counts as hung. `description` is the end of a sentence that begins with its name."""
 
     task: Topology
-    why: str
+    description: str
     silent_secs: float
 
 
@@ -84,7 +84,7 @@ def heartbeat_dir(log_dir: Path) -> Path | None:
 
 
 class HeartbeatMonitor:
-    """The heartbeats of one job.
+    """Detector of hung processes by the heartbeats of one job.
 
     Attributes:
       highest_step: Highest step that any process has reported in any attempt, or None.
@@ -103,8 +103,8 @@ class HeartbeatMonitor:
         Args:
           directory: Directory of the heartbeats of other machines, if they can access it.
           timeouts: Timeouts of the job.
-          ranks_only: True for `ctlrun`. Its ranks do not count steps and begin to beat in `hvd.init()`, so
-            an idle one is not hung unless it is stopped.
+          ranks_only: True for `ctlrun`. Its ranks do not count steps. Their heartbeats start in
+            `hvd.init()`, so an idle rank is not hung unless it is stopped.
           clock: Seconds. Defaults to a clock that pauses while the launcher does not run.
         """
         self.highest_step: int | None = None
@@ -112,7 +112,7 @@ class HeartbeatMonitor:
         self._timeouts = timeouts
         self._ranks_only = ranks_only
         self._clock = clock = clock or PollClock()
-        self._seen: dict[str, _LastBeat] = {}  # by the name of the log
+        self._last_beats: dict[str, _LastBeat] = {}  # by the name of the log
         self._suspect_secs = min(_SUSPECT_SECS, timeouts.heartbeat / 2)
         self._activity = ActivityTable()
         self._started_secs = self._checked_secs = clock()
@@ -133,7 +133,7 @@ class HeartbeatMonitor:
     def reset(self, tasks: Iterable[Topology]) -> None:
         """Starts an attempt: clears old heartbeats, and ignores processes of earlier attempts."""
         self._store.begin_attempt()
-        self._seen.clear()
+        self._last_beats.clear()
         self._activity.clear()
         self._started_secs = self._checked_secs = self._clock()
         for task in tasks:
@@ -141,7 +141,7 @@ class HeartbeatMonitor:
 
     def forget(self, task: Topology) -> None:
         """Clears the heartbeat of a process that is started again."""
-        self._seen.pop(log_name(task), None)
+        self._last_beats.pop(log_name(task), None)
         self._activity.forget(log_name(task))
         self._store.clear(log_name(task))
 
@@ -151,7 +151,7 @@ class HeartbeatMonitor:
         self._store.release(log_name(task))
 
     def find_hang(self, group: ProcessGroup) -> Hang | None:
-        """Calls `check` for a group, at most twice a second."""
+        """Calls `check` for the processes of a group, at most twice a second."""
         if self._clock() - self._checked_secs < _INTERVAL_SECS:
             return None
         return self.check(group.running, group.stopped, group.remote, group.cpu_ticks)
@@ -179,86 +179,93 @@ class HeartbeatMonitor:
         suspects = {log_name(t): t in stopped for t in running if self._is_suspect(t, t in stopped)}
         self._activity.measure(suspects, now_secs, cpu_ticks)
         for task in running:
-            if log_name(task) in self._seen:
-                hang = self._silence(task, now_secs, task in stopped)
+            if log_name(task) in self._last_beats:
+                hang = self._find_silence(task, now_secs, task in stopped)
             else:
-                hang = self._idle(task, now_secs, task in stopped)
+                hang = self._find_idle_start(task, now_secs, task in stopped)
             if hang:
                 return hang
-        return self._missing([t for t in running if trains(t) and t not in remote], now_secs)
+        return self._find_missing([t for t in running if is_training_task(t) and t not in remote], now_secs)
 
     def _is_suspect(self, task: Topology, is_stopped: bool) -> bool:
-        seen, limit = self._seen.get(log_name(task)), self._timeouts.heartbeat
-        if seen is None:
-            return is_stopped or (self.any and trains(task) and not self._ranks_only)
-        return bool(limit) and seen.reader.silent_secs >= self._suspect_secs
+        last_beat, limit = self._last_beats.get(log_name(task)), self._timeouts.heartbeat
+        if last_beat is None:
+            return is_stopped or (self.has_heartbeats and is_training_task(task) and not self._ranks_only)
+        return bool(limit) and last_beat.reader.silent_secs >= self._suspect_secs
 
     def read(self, task: Topology) -> None:
         """Reads one heartbeat now. A file that cannot be read is no evidence of silence."""
-        content, seen = self._store.read(log_name(task)), self._seen.get(log_name(task))
+        content, last_beat = self._store.read(log_name(task)), self._last_beats.get(log_name(task))
         if not content:
-            if seen is not None:
-                seen.reader.restart()
+            if last_beat is not None:
+                last_beat.reader.restart()
             return
         now_secs = self._clock()
         new = _LastBeat(BeatReader(self._clock), progressed_secs=now_secs)
-        seen = self._seen.setdefault(log_name(task), new)
-        if not seen.reader.read(content):
+        last_beat = self._last_beats.setdefault(log_name(task), new)
+        if not last_beat.reader.read(content):
             return
         with contextlib.suppress(ValueError, RecursionError):
             fields = json.loads(content)
-            seen.fields = fields if isinstance(fields, dict) else {}
-        progressed = (seen.fields.get("progressed"), seen.step, seen.phase)
-        if progressed != seen.progressed:
-            seen.progressed, seen.progressed_secs = progressed, now_secs
-        if seen.step is not None:
-            self.highest_step = max(seen.step, self.highest_step or 0)
+            last_beat.fields = fields if isinstance(fields, dict) else {}
+        progressed = (last_beat.fields.get("progressed"), last_beat.step, last_beat.phase)
+        if progressed != last_beat.progressed:
+            last_beat.progressed, last_beat.progressed_secs = progressed, now_secs
+        if last_beat.step is not None:
+            self.highest_step = max(last_beat.step, self.highest_step or 0)
 
     def is_saving(self, tasks: Iterable[Topology]) -> bool:
         """Returns True while one of the tasks is saving and alive. Reads their files."""
-        return self._is_any_in(tasks, "saving")
+        return self._is_any_in_phase(tasks, "saving")
 
     def is_ending(self, tasks: Iterable[Topology]) -> bool:
-        """Returns True while one of them saves or has left its training, and is alive. Reads files."""
-        return self._is_any_in(tasks, "saving", "ended")
+        """Returns True while one of the tasks is alive and saving or ending. Reads their files."""
+        return self._is_any_in_phase(tasks, "saving", "ended")
 
-    def _is_any_in(self, tasks: Iterable[Topology], *phases: str) -> bool:
+    def _is_any_in_phase(self, tasks: Iterable[Topology], *phases: str) -> bool:
         for task in tasks:
             self.read(task)
-            seen = self._seen.get(log_name(task))
-            if seen and seen.phase in phases and seen.reader.silent_secs < _SILENT_SECS:
+            last_beat = self._last_beats.get(log_name(task))
+            if last_beat and last_beat.phase in phases and last_beat.reader.silent_secs < _SILENT_SECS:
                 return True
         return False
 
     def has_trained(self, task: Topology) -> bool:
         """Returns True if the process had begun to train in this attempt."""
-        seen = self._seen.get(log_name(task))
-        return seen is not None and seen.phase in _TRAINED_PHASES
+        last_beat = self._last_beats.get(log_name(task))
+        return last_beat is not None and last_beat.phase in _TRAINED_PHASES
 
     @property
-    def any(self) -> bool:
+    def has_heartbeats(self) -> bool:
         """True once a process of this attempt has a heartbeat."""
-        return bool(self._seen)
+        return bool(self._last_beats)
 
-    def _silence(self, task: Topology, now_secs: float, is_stopped: bool) -> Hang | None:
-        seen, limits = self._seen[log_name(task)], self._timeouts
-        silent = seen.reader.silent_secs
-        known = seen.step is not None and not self._ranks_only
-        last = f" (last at step {seen.step})" if known else ""
-        patience = self._patience(seen, now_secs, is_stopped)
-        idle_limit_secs = max(limits.heartbeat - self._suspect_secs, _LEAST_IDLE_SECS)
+    def _find_silence(self, task: Topology, now_secs: float, is_stopped: bool) -> Hang | None:
+        last_beat, limits = self._last_beats[log_name(task)], self._timeouts
+        silent_secs = last_beat.reader.silent_secs
+        has_step = last_beat.step is not None and not self._ranks_only
+        last_step = f" (last at step {last_beat.step})" if has_step else ""
+        silence_limit_secs = self._silence_limit_secs(last_beat, now_secs, is_stopped)
+        idle_limit_secs = max(limits.heartbeat - self._suspect_secs, _MIN_IDLE_SECS)
         is_idle = self._activity.idle_secs(log_name(task), now_secs) >= idle_limit_secs
-        if limits.heartbeat and silent >= patience and is_idle:
-            return Hang(task, f"gave no sign of life for {silent:.0f} s{last}", silent)
-        still = now_secs - seen.progressed_secs
-        if limits.hang and seen.phase == "training" and still >= limits.hang:
-            return Hang(task, f"made no step for {still:.0f} s{last}", still)
-        begins = trains(task) and seen.phase in ("starting", "compiling")
-        if limits.hang and limits.startup and begins and still >= max(limits.hang, limits.startup):
-            return Hang(task, f"was {seen.phase} for {still:.0f} s{last}", still)
+        if limits.heartbeat and silent_secs >= silence_limit_secs and is_idle:
+            return Hang(task, f"sent no heartbeat for {silent_secs:.0f} s{last_step}", silent_secs)
+        unchanged_secs = now_secs - last_beat.progressed_secs
+        if limits.hang and last_beat.phase == "training" and unchanged_secs >= limits.hang:
+            return Hang(task, f"completed no step for {unchanged_secs:.0f} s{last_step}", unchanged_secs)
+        is_starting = is_training_task(task) and last_beat.phase in ("starting", "compiling")
+        if (
+            limits.hang
+            and limits.startup
+            and is_starting
+            and unchanged_secs >= max(limits.hang, limits.startup)
+        ):
+            return Hang(
+                task, f"was {last_beat.phase} for {unchanged_secs:.0f} s{last_step}", unchanged_secs
+            )
         return None
 
-    def _idle(self, task: Topology, now_secs: float, is_stopped: bool) -> Hang | None:
+    def _find_idle_start(self, task: Topology, now_secs: float, is_stopped: bool) -> Hang | None:
         """Returns a hang before the first heartbeat: stopped, or idle while other processes send theirs."""
         limit, activity = self._timeouts.heartbeat, self._activity.get(log_name(task))
         if not limit or activity is None or not activity.is_measured:
@@ -266,26 +273,28 @@ class HeartbeatMonitor:
         unchanged_secs = activity.unchanged_secs(now_secs)
         if unchanged_secs < limit:
             return None
-        verb = "was stopped" if is_stopped else "did nothing"
-        reason = f"{verb} for {unchanged_secs:.0f} s before its first sign of life"
+        condition = "was stopped" if is_stopped else "was idle"
+        reason = f"{condition} for {unchanged_secs:.0f} s before its first heartbeat"
         return Hang(task, reason, unchanged_secs)
 
-    def _patience(self, seen: _LastBeat, now_secs: float, is_stopped: bool) -> float:
+    def _silence_limit_secs(self, last_beat: _LastBeat, now_secs: float, is_stopped: bool) -> float:
         """Returns the silence limit (seconds). TensorFlow may block all threads while it connects."""
         limits = self._timeouts
-        starting = now_secs - self._started_secs < limits.startup or not limits.startup
-        if seen.phase == "connecting" and starting and not is_stopped:
+        is_in_startup = now_secs - self._started_secs < limits.startup or not limits.startup
+        if last_beat.phase == "connecting" and is_in_startup and not is_stopped:
             return float("inf")
-        return max(limits.heartbeat, _ENDED_SECS if seen.phase == "ended" else 0.0)
+        return max(limits.heartbeat, _EXIT_SECS if last_beat.phase == "ended" else 0.0)
 
-    def _missing(self, running: list[Topology], now_secs: float) -> Hang | None:
-        limit, waited = self._timeouts.startup, now_secs - self._started_secs
-        absent = [t for t in running if log_name(t) not in self._seen]
-        if not (limit and self.any and absent and waited >= limit):
+    def _find_missing(self, running: list[Topology], now_secs: float) -> Hang | None:
+        limit, waited_secs = self._timeouts.startup, now_secs - self._started_secs
+        absent = [t for t in running if log_name(t) not in self._last_beats]
+        if not (limit and self.has_heartbeats and absent and waited_secs >= limit):
             return None
-        absent = [t for t in absent if self._activity.idle_secs(log_name(t), now_secs) >= _LEAST_IDLE_SECS]
+        absent = [t for t in absent if self._activity.idle_secs(log_name(t), now_secs) >= _MIN_IDLE_SECS]
         if not absent:
             return None
-        others = ", ".join(map(task_name, absent[1:]))
-        why = f"gave no sign of life within {waited:.0f} s of the start"
-        return Hang(absent[0], f"{why}, nor did {others}" if others else why, waited)
+        other_names = ", ".join(map(task_name, absent[1:]))
+        description = f"sent no heartbeat within {waited_secs:.0f} s of the start"
+        return Hang(
+            absent[0], f"{description}, nor did {other_names}" if other_names else description, waited_secs
+        )

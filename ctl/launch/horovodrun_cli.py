@@ -14,7 +14,7 @@ from ctl.launch.horovodrun_options import (
     CTLRUN_EXAMPLE,
     Options,
     ctlrun_help,
-    meaningless,
+    ignored_option_names,
     parse_ctlrun,
     report,
 )
@@ -46,23 +46,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         options, command = parse_ctlrun(list(sys.argv[1:] if argv is None else argv))
-        text = _information(options)
-        if text:
+        information = _information_text(options)
+        if information:
             with ignore_closed_stdout():
-                print(text)
+                print(information)
             return EXIT_DONE
         if options["config_file"]:
             add_config_file(options, options["config_file"])
         check_options(options, command)
-        if wants_elastic(options):
-            return elastic_job(options, rank_job(options, command, 0)).run()
-        places = allocate_ranks(hosts_of(options), options["num_proc"], options["nics"])
-        return run_ranks(rank_job(options, command, len(places.tasks)), places)
+        if requests_elastic_job(options):
+            return build_elastic_job(options, build_rank_job(options, command, 0)).run()
+        placement = allocate_ranks(parse_host_options(options), options["num_proc"], options["nics"])
+        return run_ranks(build_rank_job(options, command, len(placement.tasks)), placement)
     except UsageError as e:
         report(str(e))
         return e.exit_code
     except KeyboardInterrupt:
-        report("stopped by Ctrl-C before any process was started")
+        report("stopped by Ctrl-C before a process was started")
         return EXIT_INTERRUPTED
 
 
@@ -71,7 +71,7 @@ def main_perseusrun() -> int:
     return main(["--as-horovod", *sys.argv[1:]])
 
 
-def rank_job(
+def build_rank_job(
     options: Options, command: Sequence[str], count: int, environ: Mapping[str, str] = NO_VARIABLES
 ) -> RankJob:
     """Returns the job of these options. `count` is the maximum number of processes, 0 if unknown."""
@@ -91,10 +91,10 @@ def rank_job(
     )
 
 
-def hosts_of(options: Options) -> list[Host] | None:
+def parse_host_options(options: Options) -> list[Host] | None:
     """Returns the hosts of -H or --hostfile, None without either."""
     if options["hosts"] and options["hostfile"]:
-        raise UsageError("-H came with --hostfile; both name the hosts, so leave one out")
+        raise UsageError("-H cannot be combined with --hostfile: both list the hosts. Omit one of them")
     if options["hosts"]:
         return parse_hosts(options["hosts"])
     return read_hostfile(options["hostfile"]) if options["hostfile"] else None
@@ -104,34 +104,34 @@ def check_options(options: Options, command: Sequence[str]) -> None:
     """Raises UsageError for unsupported options. Reports options that are ignored."""
     for key, name in (("use_mpi", "--mpi"), ("use_jsrun", "--jsrun")):
         if options[key]:
-            raise UsageError(f"{name} came; {NO_MPI}")
+            raise UsageError(f"{name} was given, but {NO_MPI}")
     if not command:
-        raise UsageError(f"no command came; expected e.g. {CTLRUN_EXAMPLE}")
+        raise UsageError(f"no command was given; expected e.g. {CTLRUN_EXAMPLE}")
     program = command[0]
-    cure = "expected a program on PATH or the path of an executable file"
+    fix = "expected a program on PATH or the path of an executable file"
     if program.startswith("-"):
-        cure = f"a command starts with a program: `-- python {program} ...`"
+        fix = f"expected a program first, such as `-- python {program} ...`"
     elif program.endswith(".py"):
-        cure = f"a script runs with `python {program}`"
-    check_program(program, cure)
-    unused = meaningless(options)
+        fix = f"run a script with `python {program}`"
+    check_program(program, fix)
+    unused = ignored_option_names(options)
     if unused:
-        verb = "means" if len(unused) == 1 else "mean"
-        report(f"{', '.join(unused)} {verb} nothing here; the job runs without")
+        report(f"ignoring options that have no effect in ctlrun: {', '.join(unused)}")
     if os.environ.get("TF_CONFIG"):
-        report("TF_CONFIG was set already; each rank gets its own instead")
+        report("ignoring the TF_CONFIG of this process: each rank receives its own")
 
 
-def refuse_remote(hosts: Iterable[str]) -> None:
-    """Raises UsageError for hosts of a function's job, because other machines cannot access its files."""
+def check_hosts_are_local(hosts: Iterable[str]) -> None:
+    """Raises UsageError if there are other machines, which cannot access the files of a function's job."""
     for name in hosts:
         raise UsageError(
-            f"{name} is another machine; a function runs on this one only. Write a script, and start it "
-            "with `ctlrun -np 2 -H ... python script.py`"
+            f"{name} is another machine, but a function runs on this machine only. Write a script and "
+            "start "
+            "it with `ctlrun -np 2 -H ... python script.py`"
         )
 
 
-def wants_elastic(options: Options) -> bool:
+def requests_elastic_job(options: Options) -> bool:
     """Returns True for an elastic job. Raises UsageError for options that require one."""
     if options["host_discovery_script"] or options["min_num_proc"]:
         return True
@@ -144,13 +144,13 @@ def wants_elastic(options: Options) -> bool:
     for key, name in names.items():
         if options[key] is not None:
             raise UsageError(
-                f"{name} is for elastic jobs; add --host-discovery-script FILE or --min-np N, or leave "
-                f"{name} out"
+                f"{name} requires an elastic job; add --host-discovery-script FILE or --min-np N, or omit "
+                f"{name}"
             )
     return False
 
 
-def elastic_job(options: Options, job: RankJob, *, local_only: bool = False) -> ElasticJob:
+def build_elastic_job(options: Options, job: RankJob, *, local_only: bool = False) -> ElasticJob:
     """Returns an elastic job. Raises UsageError for numbers that exclude each other.
 
     Args:
@@ -158,17 +158,17 @@ def elastic_job(options: Options, job: RankJob, *, local_only: bool = False) -> 
       job: Command and environment of the processes.
       local_only: If True, other machines are not allowed.
     """
-    limits, cooldown = elastic_limits(options), options["cooldown"]
+    limits, cooldown = parse_elastic_limits(options), options["cooldown"]
     if cooldown and cooldown[0] > cooldown[1]:
         raise UsageError(
-            f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]} begins after its end; expected the "
-            "shorter time first"
+            f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]} has a minimum above its maximum; "
+            "expected the smaller value first"
         )
     source = _host_source(options, limits)
-    remote = [h.target for h in source.hosts if not h.is_local] if source.hosts else []
+    remote_targets = [h.target for h in source.hosts if not h.is_local] if source.hosts else []
     if local_only:
-        refuse_remote(remote)
-    is_alone = bool(source.hosts) and not remote and not options["nics"]
+        check_hosts_are_local(remote_targets)
+    is_alone = bool(source.hosts) and not remote_targets and not options["nics"]
     return ElasticJob(
         job,
         limits,
@@ -179,48 +179,57 @@ def elastic_job(options: Options, job: RankJob, *, local_only: bool = False) -> 
     )
 
 
-def elastic_limits(options: Options) -> Limits:
-    """Returns the limits of the number of processes, with --min-np <= -np <= --max-np."""
-    first, most = options["num_proc"], options["max_num_proc"]
-    least = options["min_num_proc"] or first
-    if least is None:
-        raise UsageError("-np is missing: expected how many processes the job begins with, as in -np 2")
-    first = least if first is None else first
-    for low, high, names in (
-        (least, first, "--min-np {} is more than -np {}"),
-        (first, most, "-np {} is more than --max-np {}"),
+def parse_elastic_limits(options: Options) -> Limits:
+    """Returns the limits of the number of processes.
+
+    Raises UsageError unless --min-np <= -np <= --max-np.
+    """
+    initial, maximum = options["num_proc"], options["max_num_proc"]
+    minimum = options["min_num_proc"] or initial
+    if minimum is None:
+        raise UsageError("-np is missing; expected the initial number of processes, such as -np 2")
+    initial = minimum if initial is None else initial
+    for lower, upper, message in (
+        (minimum, initial, "--min-np {} is greater than -np {}"),
+        (initial, maximum, "-np {} is greater than --max-np {}"),
     ):
-        if high is not None and low > high:
-            raise UsageError(names.format(low, high) + "; expected --min-np <= -np <= --max-np")
+        if upper is not None and lower > upper:
+            raise UsageError(message.format(lower, upper) + "; expected --min-np <= -np <= --max-np")
     timeout = options["elastic_timeout"] or os.environ.get("HOROVOD_ELASTIC_TIMEOUT")
     timeout = str(timeout or _ELASTIC_TIMEOUT_SECS)
     if not timeout.isdigit():
         raise UsageError(f"HOROVOD_ELASTIC_TIMEOUT is {quoted(timeout)}; expected whole seconds")
     return Limits(
-        first=first, least=least, most=most, timeout_secs=float(timeout), resets=options["reset_limit"]
+        initial=initial,
+        minimum=minimum,
+        maximum=maximum,
+        timeout_secs=float(timeout),
+        max_resets=options["reset_limit"],
     )
 
 
 def _host_source(options: Options, limits: Limits) -> HostSource:
-    hosts, script = hosts_of(options), options["host_discovery_script"]
+    hosts, script = parse_host_options(options), options["host_discovery_script"]
     if script is None:
-        hosts = hosts or [Host("localhost", limits.most or limits.first)]
+        hosts = hosts or [Host("localhost", limits.maximum or limits.initial)]
         slots = sum(host.slots for host in hosts)
-        if slots < limits.first:
+        if slots < limits.initial:
             raise UsageError(
-                f"-np {limits.first} is more than the {slots} slots of the hosts; ask for {slots} at most"
+                f"-np {limits.initial} is greater than the {slots} slots of the hosts; expected at most "
+                f"{slots}"
             )
         return FixedHosts(hosts)
     if hosts is not None:
         raise UsageError(
-            "-H or --hostfile came with --host-discovery-script; the script names the hosts, so leave "
-            "them out"
+            "-H and --hostfile cannot be combined with --host-discovery-script: the script lists the "
+            "hosts. "
+            "Omit them"
         )
     return HostPoller(find_script(script, "--host-discovery-script "), options["slots"] or 1)
 
 
-def _information(options: Options) -> str:
-    """Returns the text of options that only print information, else ""."""
+def _information_text(options: Options) -> str:
+    """Returns the text to print for --help, --version or --check-build, else ""."""
     if options["help"]:
         return ctlrun_help()
     if options["version"]:
@@ -234,7 +243,7 @@ def _build_table() -> str:
     for name, packages in _FRAMEWORKS:
         version = package_version(packages)
         lines.append(f"    [{'X' if version else ' '}] {f'{name} {version}'.rstrip()}")
-    lines += ["", "Available Controllers:", "    [ ] MPI", "    [X] TCP (what --gloo asks for)"]
+    lines += ["", "Available Controllers:", "    [ ] MPI", "    [X] TCP (selected by --gloo)"]
     lines += ["", "Available Tensor Operations:", "    [X] TCP (ring, between processes)"]
     lines += [f"    [ ] {name}" for name in ("NCCL", "DDL", "CCL", "MPI", "Gloo")]
     return "\n".join(lines)

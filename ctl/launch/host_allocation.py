@@ -2,11 +2,11 @@
 
     allocation = LocalAllocation(RoleCounts(workers=2), host="127.0.0.1")
     allocation = HostAllocation([Host("host1", 2), Host("host2", 2)], port=2222)
-    allocation = DiscoveredAllocation("./hosts.sh", least=1, most=4, port=2222)
-    allocation.places()       -> Places(tasks, remote={"host2:2222": "host2", ...})
+    allocation = DiscoveredAllocation("./hosts.sh", min_workers=1, max_workers=4, port=2222)
+    allocation.place_processes()       -> Placement(tasks, remote={"host2:2222": "host2", ...})
     allocate_ranks([Host("host1", 2), Host("host2", 2)], 3)      # ctlrun: host1, host1, host2
 
-Hosts receive workers in order. Each host is filled before the next. `places(shift=1)` is for a second
+Hosts receive workers in order. Each host is filled before the next. `shift=1` is for a second
 attempt after another program took a port.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.launch.discovery import run_discovery
-from ctl.launch.hosts import LOOPBACK, Host, addresses_of, first_slots, format_hosts, reachable
+from ctl.launch.hosts import LOOPBACK, Host, format_hosts, peer_addresses, resolve_addresses, select_slots
 from ctl.launch.ports import free_ports
 
 PORT_OFFSET = 100  # for the second attempt, after another program took a port
@@ -40,8 +40,8 @@ class RoleCounts:
 
 
 @dataclass(frozen=True)
-class Places:
-    """The processes of one attempt, the chief's first.
+class Placement:
+    """Placement of the processes of one attempt on hosts. The chief is first.
 
     Attributes:
       tasks: Tasks of the processes.
@@ -65,9 +65,9 @@ class LocalAllocation:
     roles: RoleCounts
     host: str = LOOPBACK
 
-    def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places:
-        """Returns places on new free ports."""
-        return Places(tasks_of(self.roles, self.host))
+    def place_processes(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Placement:
+        """Returns a placement on new free ports. The arguments have no effect."""
+        return Placement(build_tasks(self.roles, self.host))
 
 
 class HostAllocation:
@@ -85,20 +85,20 @@ class HostAllocation:
         self._hosts = hosts
         self._port = port
         self._is_alone = all(h.is_local for h in hosts)
-        own = own_address or (LOOPBACK if self._is_alone else None)
-        self._addresses = addresses_of(hosts, own, ", or add --host=ADDRESS")
-        self._bind = own if own and self._is_alone else "0.0.0.0"
-        most = max(h.slots for h in hosts)
-        if port + most + PORT_OFFSET > 65536:
+        known_address = own_address or (LOOPBACK if self._is_alone else None)
+        self._addresses = peer_addresses(hosts, known_address, ", or add --host=ADDRESS")
+        self._bind = known_address if known_address and self._is_alone else "0.0.0.0"
+        max_slots = max(h.slots for h in hosts)
+        if port + max_slots + PORT_OFFSET > 65536:
             raise UsageError(
-                f"--port={port} leaves no room for {most} workers and other ports; expected "
-                f"{65536 - most - PORT_OFFSET} at most"
+                f"--port={port} is too high for {max_slots} workers per host; expected at most "
+                f"{65536 - max_slots - PORT_OFFSET}"
             )
 
-    def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places:
-        """Returns places on the same hosts, with other ports after a port clash (`shift`)."""
+    def place_processes(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Placement:
+        """Returns a placement on the same hosts, with other ports after a port clash (`shift`)."""
         port = self._port + PORT_OFFSET * min(shift, 1)
-        return _places_on(self._hosts, self._addresses, self._bind, port)
+        return _place_on_hosts(self._hosts, self._addresses, self._bind, port)
 
 
 @dataclass(frozen=True)
@@ -106,31 +106,33 @@ class DiscoveredAllocation:
     """An allocation on the hosts that a script discovers: one worker per slot, from `least` to `most`."""
 
     script: str
-    least: int = 1
-    most: int | None = None
+    min_workers: int = 1
+    max_workers: int | None = None
     port: int = 2222
     own_address: str | None = None
 
-    def places(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Places | str:
+    def place_processes(self, *, shift: int = 0, interrupted: Callable[[], bool] = bool) -> Placement | str:
         """Runs the script until it ends or `interrupted()`. Returns a message if slots are missing."""
-        found = run_discovery(self.script, interrupted=interrupted)
-        if found.problem:
-            return found.problem
-        if found.slots < self.least:
-            slots = f"{found.slots} slot{'s' if found.slots > 1 else ''}"
-            return f"{slots} on {format_hosts(found.hosts)}, fewer than --min_workers={self.least}"
+        discovery = run_discovery(self.script, interrupted=interrupted)
+        if discovery.problem:
+            return discovery.problem
+        if discovery.slots < self.min_workers:
+            slots = f"{discovery.slots} slot{'s' if discovery.slots > 1 else ''}"
+            return (
+                f"{slots} on {format_hosts(discovery.hosts)}, fewer than --min_workers={self.min_workers}"
+            )
         try:
-            chosen = first_slots(found.hosts, self.most)
+            chosen = select_slots(discovery.hosts, self.max_workers)
             allocation = HostAllocation(chosen, port=self.port, own_address=self.own_address)
         except UsageError as e:
             return str(e)
-        return allocation.places(shift=shift)
+        return allocation.place_processes(shift=shift)
 
 
 Allocation = LocalAllocation | HostAllocation | DiscoveredAllocation
 
 
-def tasks_of(roles: RoleCounts, host: str) -> list[Topology]:
+def build_tasks(roles: RoleCounts, host: str) -> list[Topology]:
     """Returns the tasks of a cluster, the chief's first, on free ports of `host`."""
     counts = {
         "chief": int(roles.chief),
@@ -139,12 +141,16 @@ def tasks_of(roles: RoleCounts, host: str) -> list[Topology]:
         "evaluator": int(roles.evaluator),
     }
     addresses = iter([f"{host}:{port}" for port in free_ports(roles.count, host)])
-    tasks = {kind: tuple(next(addresses) for _ in range(n)) for kind, n in counts.items() if n}
+    tasks = {
+        task_type: tuple(next(addresses) for _ in range(count))
+        for task_type, count in counts.items()
+        if count
+    }
     return [Topology(tasks, kind, i) for kind, places in tasks.items() for i in range(len(places))]
 
 
-def allocate_ranks(hosts: Sequence[Host] | None, count: int | None, nics: str | None = None) -> Places:
-    """Returns places for `count` ranks of `ctlrun`, by default for every slot.
+def allocate_ranks(hosts: Sequence[Host] | None, count: int | None, nics: str | None = None) -> Placement:
+    """Returns the placement of `count` ranks of `ctlrun`, by default one per slot.
 
     Args:
       hosts: Hosts, or None for this machine without a limit.
@@ -153,29 +159,38 @@ def allocate_ranks(hosts: Sequence[Host] | None, count: int | None, nics: str | 
     """
     if hosts is None:
         if count is None:
-            raise UsageError("-np is missing: expected the number of processes, as in -np 2")
+            raise UsageError("-np is missing; expected the number of processes, such as -np 2")
         hosts = [Host("localhost", count)]
     slots = sum(host.slots for host in hosts)
     count = slots if count is None else count
     if count > slots:
         raise UsageError(
-            f"-np {count} is more than the {slots} slot{'s' if slots > 1 else ''} of "
-            f"{format_hosts(hosts)}; ask for {slots} processes at most, or name more slots"
+            f"-np {count} is greater than the {slots} slot{'s' if slots > 1 else ''} of "
+            f"{format_hosts(hosts)}; specify -np {slots} or less, or hosts with more slots"
         )
-    hosts = first_slots(hosts, count)
-    bind = LOOPBACK if all(h.is_local for h in hosts) else "0.0.0.0"
-    return _places_on(hosts, reachable(hosts, nics), bind, random.randint(*_REMOTE_PORTS))
+    hosts = select_slots(hosts, count)
+    bind_address = LOOPBACK if all(h.is_local for h in hosts) else "0.0.0.0"
+    return _place_on_hosts(
+        hosts, resolve_addresses(hosts, nics), bind_address, random.randint(*_REMOTE_PORTS)
+    )
 
 
-def _places_on(hosts: Sequence[Host], addresses: Sequence[str], bind: str, remote_port: int) -> Places:
-    """Returns a worker per slot: on free ports of `bind` here, elsewhere on `remote_port` and following."""
-    free = iter(free_ports(sum(h.slots for h in hosts if h.is_local), bind))
-    listed, names, remote = [], [], {}
+def _place_on_hosts(
+    hosts: Sequence[Host], addresses: Sequence[str], bind_address: str, remote_port: int
+) -> Placement:
+    """Returns a placement of one worker per slot.
+
+    Workers of this machine use free ports of `bind_address`, others `remote_port` and the following ports.
+    """
+    ports = iter(free_ports(sum(h.slots for h in hosts if h.is_local), bind_address))
+    worker_addresses, targets, remote = [], [], {}
     for host, address in zip(hosts, addresses, strict=True):
         for slot in range(host.slots):
-            listed.append(f"{address}:{next(free) if host.is_local else remote_port + slot}")
-            names.append(host.target)
+            worker_addresses.append(f"{address}:{next(ports) if host.is_local else remote_port + slot}")
+            targets.append(host.target)
             if not host.is_local:
-                remote[listed[-1]] = host.target
-    cluster = {"worker": tuple(listed)}
-    return Places([Topology(cluster, "worker", i) for i in range(len(listed))], remote, names)
+                remote[worker_addresses[-1]] = host.target
+    cluster = {"worker": tuple(worker_addresses)}
+    return Placement(
+        [Topology(cluster, "worker", i) for i in range(len(worker_addresses))], remote, targets
+    )

@@ -48,16 +48,16 @@ class Host:
         """True for a name or an address of this machine. With a user it counts as another machine."""
         if "@" in self.target:
             return False
-        own = socket.gethostname().lower()
+        hostname = socket.gethostname().lower()
         return (
             self.is_loopback
-            or self.target.lower() in (own, own.partition(".")[0])
+            or self.target.lower() in (hostname, hostname.partition(".")[0])
             or _is_own_address(self.target)
         )
 
     @property
     def is_loopback(self) -> bool:
-        """True for a name that every machine uses for itself."""
+        """True for a loopback name or address, such as "localhost"."""
         return self.target.lower() == "localhost" or self.target.startswith("127.")
 
 
@@ -84,10 +84,12 @@ def read_hostfile(path: str) -> list[Host]:
             lines = [line.partition("#")[0].strip() for line in file]
     except (OSError, UnicodeDecodeError) as e:
         raise UsageError(f"--hostfile {path} cannot be read ({e})") from None
-    found = [_HOSTFILE_LINE.fullmatch(line) for line in lines]
-    hosts = parse_host_lines(f"{m[1]}:{m[2]}" if m else line for m, line in zip(found, lines, strict=True))
+    matches = [_HOSTFILE_LINE.fullmatch(line) for line in lines]
+    hosts = parse_host_lines(
+        f"{m[1]}:{m[2]}" if m else line for m, line in zip(matches, lines, strict=True)
+    )
     if not hosts:
-        raise UsageError(f"--hostfile {path} names no host; expected lines such as `host1 slots=2`")
+        raise UsageError(f"--hostfile {path} lists no host; expected lines such as `host1 slots=2`")
     return hosts
 
 
@@ -97,17 +99,18 @@ def parse_host(text: str, slots: int = 1) -> Host:
     user, at, name = target.rpartition("@")
     if at and not _USER.fullmatch(user):
         raise UsageError(
-            f"{quoted(text)} names the user {quoted(user)}; expected letters, digits, dots, hyphens "
+            f"{quoted(text)} has the user {quoted(user)}; expected letters, digits, dots, hyphens "
             "and underscores, as in me@host1:2"
         )
     if not _NAME.fullmatch(name) or len(name) > 253 or not _is_address(name):
         raise UsageError(
-            f"{quoted(name)} is no host; expected a name of letters, digits, dots and hyphens or an IPv4 "
+            f"{quoted(name)} is not a host; expected a name of letters, digits, dots and hyphens or an "
+            "IPv4 "
             f"address, as in {_HOST_LIST}"
         )
     if colon and not (re.fullmatch("[0-9]{1,4}", count) and 1 <= int(count) <= MAX_WORKERS):
         raise UsageError(
-            f"{quoted(text)} gives {quoted(count)} slots; expected a whole number from 1 to "
+            f"{quoted(text)} has {quoted(count)} slots; expected a whole number from 1 to "
             f"{MAX_WORKERS}, as in host1:2"
         )
     return Host(target, int(count) if colon else slots)
@@ -115,18 +118,18 @@ def parse_host(text: str, slots: int = 1) -> Host:
 
 def check_hosts(hosts: Sequence[Host]) -> list[Host]:
     """Returns the hosts. Raises UsageError for a duplicate host or too many slots."""
-    seen: dict[str, Host] = {}
+    host_by_name: dict[str, Host] = {}
     for host in hosts:
         key = host.address.lower()
-        if key in seen:
+        if key in host_by_name:
             raise UsageError(
-                f"the host {host.address!r} came twice; write it once, with all its slots: "
-                f"{host.target}:{seen[key].slots + host.slots}"
+                f"the host {host.address!r} is listed twice; list it once with all its slots: "
+                f"{host.target}:{host_by_name[key].slots + host.slots}"
             )
-        seen[key] = host
+        host_by_name[key] = host
     count = sum(h.slots for h in hosts)
     if count > MAX_WORKERS:
-        raise UsageError(f"{count} slots came, expected {MAX_WORKERS} at most over all hosts")
+        raise UsageError(f"{count} slots were requested; expected at most {MAX_WORKERS} over all hosts")
     return list(hosts)
 
 
@@ -135,40 +138,40 @@ def format_hosts(hosts: Sequence[Host]) -> str:
     return ",".join(f"{h.target}:{h.slots}" for h in hosts)
 
 
-def first_slots(hosts: Sequence[Host], most: int | None) -> list[Host]:
+def select_slots(hosts: Sequence[Host], max_slots: int | None) -> list[Host]:
     """Returns the first hosts with `most` slots in total. The last host may be used in part."""
-    chosen, left = [], MAX_WORKERS if most is None else most
+    selected, remaining_slots = [], MAX_WORKERS if max_slots is None else max_slots
     for host in hosts:
-        if left:
-            chosen.append(Host(host.target, min(host.slots, left)))
-            left -= chosen[-1].slots
-    return chosen
+        if remaining_slots:
+            selected.append(Host(host.target, min(host.slots, remaining_slots)))
+            remaining_slots -= selected[-1].slots
+    return selected
 
 
-def addresses_of(hosts: Sequence[Host], own: str | None, option: str) -> list[str]:
+def peer_addresses(hosts: Sequence[Host], own_address: str | None, option: str) -> list[str]:
     """Returns the address of each host for its peers. Raises UsageError for an unreachable host.
 
     Args:
       hosts: Hosts of the job.
-      own: Address of this machine, if known.
+      own_address: Address of this machine, if known.
       option: End of the error message, which names an option.
     """
     is_alone = all(host.is_local for host in hosts)
-    return [_address(host, own, is_alone, option) for host in hosts]
+    return [_address(host, own_address, is_alone, option) for host in hosts]
 
 
-def reachable(hosts: Sequence[Host], nics: str | None = None) -> list[str]:
-    """Returns addresses as `addresses_of`, with this machine's address on the first of `nics` or a route.
+def resolve_addresses(hosts: Sequence[Host], nics: str | None = None) -> list[str]:
+    """Returns addresses as `peer_addresses`, with this machine's address on the first of `nics` or a route.
 
     Also raises UsageError if this machine's address is required and no name of another host resolves.
     """
     remote_addresses = [host.address for host in hosts if not host.is_local]
-    own = interface_address(nics.split(",")[0]) if nics else None
-    if remote_addresses and own is None:
-        own = next(filter(None, map(_address_towards, remote_addresses)), None)
-        if own is None and any(host.is_loopback for host in hosts):
+    own_address = interface_address(nics.split(",")[0]) if nics else None
+    if remote_addresses and own_address is None:
+        own_address = next(filter(None, map(_address_towards, remote_addresses)), None)
+        if own_address is None and any(host.is_loopback for host in hosts):
             _check_resolves(remote_addresses[0])
-    return addresses_of(hosts, own, " in -H, or add --network-interfaces NAME")
+    return peer_addresses(hosts, own_address, " in -H, or add --network-interfaces NAME")
 
 
 def interface_address(name: str) -> str:
@@ -178,32 +181,33 @@ def interface_address(name: str) -> str:
             packed = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             return socket.inet_ntoa(packed[20:24])
         except OSError:
-            known = ", ".join(found for _, found in socket.if_nameindex())
+            interface_names = ", ".join(interface_name for _, interface_name in socket.if_nameindex())
             raise UsageError(
                 f"the network interface {name!r} has no IPv4 address on this machine; expected one of "
-                f"{known}, as in --network-interfaces {known.split(', ')[-1]}"
+                f"{interface_names}, as in --network-interfaces {interface_names.split(', ')[-1]}"
             ) from None
 
 
-def _address(host: Host, own: str | None, is_alone: bool, option: str) -> str:
+def _address(host: Host, own_address: str | None, is_alone: bool, option: str) -> str:
     if not host.is_local:
         return host.address
-    if own:
-        return own
+    if own_address:
+        return own_address
     if is_alone:
         return host.address if host.address[0].isdigit() else LOOPBACK
     if host.is_loopback:
         raise UsageError(
-            f"other machines cannot reach this one as {host.target!r}; write the name or address that "
-            f"they know it by{option}"
+            f"other machines cannot connect to this machine as {host.target!r}; specify its name or "
+            "address "
+            f"in the network{option}"
         )
     return host.address
 
 
-def _address_towards(other: str) -> str | None:
+def _address_towards(remote_address: str) -> str | None:
     """Returns the source address for connections to another host. Sends no packet."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, 9))
+        probe.connect((remote_address, 9))
         return probe.getsockname()[0]
     return None
 
@@ -214,8 +218,8 @@ def _check_resolves(name: str) -> None:
         socket.getaddrinfo(name, None)
     except (OSError, UnicodeError) as e:
         raise UsageError(
-            f"the address of host {name!r} cannot be found ({getattr(e, 'strerror', None) or e}); expected "
-            "a name that is in DNS or /etc/hosts of every machine, or an IPv4 address"
+            f"the host name {name!r} cannot be resolved ({getattr(e, 'strerror', None) or e}); expected "
+            "a name in the DNS or in /etc/hosts of every machine, or an IPv4 address"
         ) from None
 
 
@@ -230,9 +234,9 @@ def _is_address(name: str) -> bool:
 def _is_own_address(name: str) -> bool:
     if not name.replace(".", "").isdigit():
         return False
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            bound.bind((name, 0))
+            probe.bind((name, 0))
         except OSError:
             return False
     return True

@@ -1,6 +1,6 @@
 """Log files over the attempts of a job: preservation of earlier logs, and a size limit.
 
-    set_aside_logs(log_dir, tasks, attempt=1)            # job_0.log -> job_0.attempt1.log
+    archive_logs(log_dir, tasks, attempt=1)            # job_0.log -> job_0.attempt1.log
     LogSizeLimit(2**28).cut(log_dir / "job_1.log")       # no-op below that size
 
 A log above the limit keeps its beginning and its end. Workers append to their files, so a file can be
@@ -67,10 +67,10 @@ def _locked(log_dir: Path) -> TextIO:
                     return file
         except BlockingIOError:
             file.seek(0)
-            who = file.read().strip() or "another process"
+            owner = file.read().strip() or "another process"
             file.close()
             raise UsageError(
-                f"{str(log_dir)!r} is in use: {who} writes its logs there. Wait for its end, or give "
+                f"{str(log_dir)!r} is in use: {owner} writes its logs there. Wait for its end, or specify "
                 "another --model_dir or --log_dir"
             ) from None
         except OSError:
@@ -84,7 +84,7 @@ def earlier_log_name(task: Topology, attempt: int) -> str:
     return log_name(task).replace(".log", f".attempt{attempt}.log")
 
 
-def set_aside_logs(log_dir: Path, tasks: Iterable[Topology], attempt: int) -> None:
+def archive_logs(log_dir: Path, tasks: Iterable[Topology], attempt: int) -> None:
     """Renames the logs of an attempt that has ended, and deletes those of the attempt five before it."""
     delete_earlier_logs(log_dir, str(attempt - KEPT_ATTEMPTS))
     for task in tasks:
@@ -93,7 +93,7 @@ def set_aside_logs(log_dir: Path, tasks: Iterable[Topology], attempt: int) -> No
 
 
 def delete_earlier_logs(log_dir: Path, attempt: str = "*") -> None:
-    """Deletes the logs of an earlier attempt, by default of all attempts of an earlier launcher."""
+    """Deletes the logs of one attempt, by default those of all attempts of an earlier launcher."""
     with contextlib.suppress(OSError):
         for path in log_dir.glob(f"*.attempt{attempt}.log"):
             if _EARLIER_LOG.fullmatch(path.name):
@@ -143,8 +143,9 @@ class LogFile:
             if not self._is_reported:
                 self._is_reported = True
                 print_message(
-                    f"{self._path} cannot be written ({e.strerror or e}); the job continues, and output is "
-                    "missing there until it can be written again",
+                    f"{self._path} cannot be written ({e.strerror or e}); the job continues; output is "
+                    "dropped "
+                    "until the file can be written again",
                     program=self._command,
                 )
 
@@ -166,9 +167,9 @@ class LogSizeLimit:
 
     def apply(self, paths: Iterable[Path]) -> None:
         """Cuts files above the limit, at most once a second."""
-        now = time.monotonic()
-        if self._max_bytes and now - self._checked_secs >= _CHECK_SECS:
-            self._checked_secs = now
+        now_secs = time.monotonic()
+        if self._max_bytes and now_secs - self._checked_secs >= _CHECK_SECS:
+            self._checked_secs = now_secs
             for path in paths:
                 self.cut(path)
 
@@ -184,9 +185,9 @@ class LogSizeLimit:
                 head = file.read(head_bytes).rpartition(b"\n")
                 file.seek(-tail_bytes, os.SEEK_END)
                 tail = file.read(tail_bytes).partition(b"\n")
-                kept = head[0] + head[1] or head[2], tail[2] or tail[0]
-                self._cut[path] = self._cut.get(path, 0) + size - sum(map(len, kept))
+                kept_parts = head[0] + head[1] or head[2], tail[2] or tail[0]
+                self._cut[path] = self._cut.get(path, 0) + size - sum(map(len, kept_parts))
                 note = f"\nctl launch: {self._cut[path]} bytes were cut here (--max_log_mib)\n"
-                file.truncate(len(kept[0]))  # the beginning is not moved, even if a worker writes
-                with open(path, "ab", buffering=0) as end:
-                    end.write(note.encode() + kept[1])
+                file.truncate(len(kept_parts[0]))  # the beginning is not moved, even if a worker writes
+                with open(path, "ab", buffering=0) as log:
+                    log.write(note.encode() + kept_parts[1])

@@ -1,9 +1,9 @@
 """Membership of an elastic job: processes are added and removed, and form a sequence of groups.
 
     membership = Membership(limits, HostHealth())
-    number = membership.started(membership.free_slots()[0])
-    membership.joined(number, port=40214, skips_sync=False)
-    membership.group()               -> a Group once all its members wait, else None
+    number = membership.add_worker(membership.find_free_slots()[0])
+    membership.set_waiting(number, port=40214, skips_sync=False)
+    membership.form_group()               -> a Group once all its members wait, else None
 
 A process starts, waits for a group, is a member of one, and waits again if the group fails. This module
 only decides. `ctl.launch.elastic` starts and ends processes, waits, and sends messages.
@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ctl.launch.hosts import Host
-from ctl.launch.restart_policy import LONGEST_DELAY_SECS, RESTART_PAUSE_SECS, doubled_secs
+from ctl.launch.restart_policy import LONGEST_DELAY_SECS, RESTART_PAUSE_SECS, exponential_delay_secs
 
 REMOVED, ADDED = 1, 2  # bit flags of a change
 _FORGET_SECS = 3600.0  # an older failure does not count
-_FIRST_GROUP_SECS = 5.0  # for further processes, once there are enough for the first group
+_FIRST_GROUP_SECS = 5.0  # to wait for further processes once enough are waiting for the first group
 
 
 @dataclass
@@ -39,35 +39,37 @@ class HostHealth:
     _not_before: dict[str, float] = field(default_factory=dict)
     _outages: dict[str, int] = field(default_factory=dict)  # since a process of the host connected
 
-    def update(self, found: Sequence[Host]) -> bool:
+    def update(self, new_hosts: Sequence[Host]) -> bool:
         """Replaces the list, with the previous hosts first. Returns True if it has changed.
 
         The failures of a removed host are discarded: it may return as another machine with the same name.
         """
-        before = {host.target: host.slots for host in self.hosts}
-        now = {host.target: host.slots for host in found}
-        if before == now:
+        previous_slots = {host.target: host.slots for host in self.hosts}
+        new_slots = {host.target: host.slots for host in new_hosts}
+        if previous_slots == new_slots:
             return False
-        order = [t for t in before if t in now] + [t for t in now if t not in before]
-        self.hosts = [Host(target, now[target]) for target in order]
-        for target in set(before) - set(now):
+        ordered_targets = [t for t in previous_slots if t in new_slots] + [
+            t for t in new_slots if t not in previous_slots
+        ]
+        self.hosts = [Host(target, new_slots[target]) for target in ordered_targets]
+        for target in set(previous_slots) - set(new_slots):
             self._failures.pop(target, None)
             self._not_before.pop(target, None)
             self._outages.pop(target, None)
         return True
 
-    def failed(self, target: str) -> str:
+    def record_failure(self, target: str) -> str:
         """Records a failure of a process. Returns a clause with the time of the next use of the host."""
-        now = self.clock()
-        recent = [t for t in self._failures.get(target, []) if now - t < _FORGET_SECS]
-        self._failures[target] = [*recent, now]
+        now_secs = self.clock()
+        recent = [t for t in self._failures.get(target, []) if now_secs - t < _FORGET_SECS]
+        self._failures[target] = [*recent, now_secs]
         delay_secs = self._delay_secs(len(recent))
-        self._not_before[target] = now + delay_secs
+        self._not_before[target] = now_secs + delay_secs
         if delay_secs == math.inf:
-            return f"{len(recent) + 1} failures; nothing more is started there"
-        return f"something is started there again in {delay_secs:.0f} s at the earliest"
+            return f"{len(recent) + 1} failures; no further process is started there"
+        return f"the next process is started there in {delay_secs:.0f} s at the earliest"
 
-    def unreachable(self, target: str) -> str:
+    def record_outage(self, target: str) -> str:
         """Records that ssh could not connect or lost the host. Returns a clause with the time of the retry.
 
         The processes of a host end together with their connection, which counts once.
@@ -76,24 +78,24 @@ class HostHealth:
         if now_secs >= self._not_before.get(target, -math.inf):
             outages = self._outages.get(target, 0)
             self._outages[target] = outages + 1
-            delay_secs = doubled_secs(RESTART_PAUSE_SECS[0], outages, LONGEST_DELAY_SECS)
+            delay_secs = exponential_delay_secs(RESTART_PAUSE_SECS[0], outages, LONGEST_DELAY_SECS)
             self._not_before[target] = now_secs + delay_secs
-        return f"the host is tried again in {self._not_before[target] - now_secs:.0f} s"
+        return f"retrying the host in {self._not_before[target] - now_secs:.0f} s"
 
-    def reached(self, target: str) -> None:
+    def record_connection(self, target: str) -> None:
         """Records that a process of the host has connected. The next outage begins with a short pause."""
         self._outages.pop(target, None)
 
     def exclude(self, target: str) -> str:
         """Records that the host rejects ssh permanently. Returns a clause."""
         self._not_before[target] = math.inf
-        return "nothing more is started there"
+        return "no further process is started there"
 
-    def is_named(self, target: str) -> bool:
+    def is_listed(self, target: str) -> bool:
         """Returns True if the host is on the newest list."""
         return any(host.target == target for host in self.hosts)
 
-    def may_start(self, target: str) -> bool:
+    def can_start(self, target: str) -> bool:
         """Returns False during the delay after a failure on the host."""
         return self.clock() >= self._not_before.get(target, -math.inf)
 
@@ -101,8 +103,10 @@ class HostHealth:
         """Returns the delay after the next failure of a host with this number of failures (seconds)."""
         if self.cooldown is None:
             return RESTART_PAUSE_SECS[failures] if failures < len(RESTART_PAUSE_SECS) else math.inf
-        least, most = self.cooldown
-        return min(most, doubled_secs(least, failures + 1, most) + random.random() * least)
+        min_secs, max_secs = self.cooldown
+        return min(
+            max_secs, exponential_delay_secs(min_secs, failures + 1, max_secs) + random.random() * min_secs
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,18 +114,18 @@ class Limits:
     """Limits of the number of processes, and the timeout for them.
 
     Attributes:
-      first: Number of processes to start the job.
-      least: Number of processes to continue.
-      most: Maximum number, None for all slots.
+      initial: Number of processes that the first group requires.
+      minimum: Number of processes that the later groups require.
+      maximum: Maximum number of processes, None for all slots.
       timeout_secs: Timeout for enough processes.
-      resets: Maximum number of groups after the first, None for no limit.
+      max_resets: Maximum number of groups after the first, None for no limit.
     """
 
-    first: int
-    least: int
-    most: int | None = None
+    initial: int
+    minimum: int
+    maximum: int | None = None
     timeout_secs: float = 600.0
-    resets: int | None = None
+    max_resets: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,7 @@ class Worker:
       rank: Its rank in that group.
       has_state: True if it has synchronized since its start.
       port: Port of its future listener while it waits, else None.
+      skips_sync: True if the process does not require a synchronization of its state.
       is_dismissed: True if the launcher has requested its end. It joins no further group.
     """
 
@@ -185,10 +190,12 @@ class Membership:
     failure: str = ""
     _started: int = 0
     _resets: int = 0
-    _unmet: int = 0  # the newest group that does not count
+    _uncounted_group: int = 0  # the newest group that does not count
     _had_state: bool = False
-    _since: float | None = None  # start of the wait for a group
-    _enough_since: float | None = None  # time since which there are enough processes for the first group
+    _waiting_since_secs: float | None = None  # start of the wait for a group
+    _enough_since_secs: float | None = (
+        None  # time at which enough processes were waiting for the first group
+    )
 
     @property
     def members(self) -> list[Worker]:
@@ -201,46 +208,46 @@ class Membership:
         return not self.number or any(w.port for w in self.members)
 
     @property
-    def _least(self) -> int:
-        return self.limits.least if self.number else self.limits.first
+    def _min_processes(self) -> int:
+        return self.limits.minimum if self.number else self.limits.initial
 
     @property
     def _is_at_limit(self) -> bool:
         """True if the set of processes may not change again."""
-        return bool(self.number) and self._resets == self.limits.resets
+        return bool(self.number) and self._resets == self.limits.max_resets
 
-    def free_slots(self) -> list[Slot]:
+    def find_free_slots(self) -> list[Slot]:
         """Returns the slots for new processes. There are none until the first group can be filled."""
-        taken = {w.slot for w in self.workers.values()}
-        wanted = self.wanted_slots()
-        is_waiting = not self.number and len(wanted) < self.limits.first
+        occupied_slots = {w.slot for w in self.workers.values()}
+        target_slots = self.select_target_slots()
+        is_waiting = not self.number and len(target_slots) < self.limits.initial
         if self.is_finishing or self.failure or is_waiting or self._is_at_limit:
             return []
-        return [s for s in wanted if s not in taken and self.hosts.may_start(s.host)]
+        return [s for s in target_slots if s not in occupied_slots and self.hosts.can_start(s.host)]
 
-    def started(self, slot: Slot) -> int:
+    def add_worker(self, slot: Slot) -> int:
         """Records a new process and returns its number."""
         number, self._started = self._started, self._started + 1
         self.workers[number] = Worker(number, slot)
         return number
 
-    def joined(self, number: int, port: int | None, *, skips_sync: bool = False) -> None:
+    def set_waiting(self, number: int, port: int | None, *, skips_sync: bool = False) -> None:
         """Records that a process waits for the next group, or with `port=None` has lost its connection."""
         worker = self.workers.get(number)
         if worker is not None and not worker.is_dismissed:
             worker.port, worker.skips_sync = port, skips_sync
 
     def dismiss(self, number: int) -> None:
-        """Excludes a process from all further groups. Its slot is free again once it has ended."""
+        """Excludes a process from all further groups. Its slot is free after its end."""
         worker = self.workers[number]
         worker.is_dismissed, worker.port = True, None
 
-    def synced(self, number: int) -> None:
+    def record_sync(self, number: int) -> None:
         """Records that a process has the state of the job."""
         if number in self.workers:
             self.workers[number].has_state = self._had_state = True
 
-    def unmet(self, number: int, group: int) -> Worker | None:
+    def record_connect_failure(self, number: int, group: int) -> Worker | None:
         """Records that a member could not connect to its peers. The group and its reset do not count.
 
         Returns the member, or None if there is a newer group.
@@ -248,117 +255,121 @@ class Membership:
         worker = self.workers.get(number)
         if worker is None or not worker.group == group == self.number:
             return None
-        self._resets -= 0 if self._unmet == group else 1
-        self._unmet = group
+        self._resets -= 0 if self._uncounted_group == group else 1
+        self._uncounted_group = group
         return worker
 
-    def ended(self, number: int, *, is_success: bool) -> Worker:
+    def remove_worker(self, number: int, *, is_success: bool) -> Worker:
         """Records the end of a process. Returns its last state."""
         worker = self.workers.pop(number)
         if is_success and not worker.is_dismissed:
             self.is_finishing = True
         return worker
 
-    def change(self) -> int:
+    def find_change(self) -> int:
         """Returns the change for the members of a working group: ADDED, REMOVED, both, or 0."""
         if self.is_forming or self.is_finishing:
             return 0
-        members, unwanted = self.members, self.unwanted()
-        stay = [w for w in members if w not in unwanted]
-        new = [] if self._is_at_limit else self._newcomers()
-        leave = len(stay) < len(members) and len(stay + new) >= self.limits.least
-        return (ADDED if new else 0) | (REMOVED if leave else 0)
+        members, surplus = self.members, self.find_surplus_workers()
+        remaining = [w for w in members if w not in surplus]
+        new_workers = [] if self._is_at_limit else self._find_new_workers()
+        is_removal = len(remaining) < len(members) and len(remaining + new_workers) >= self.limits.minimum
+        return (ADDED if new_workers else 0) | (REMOVED if is_removal else 0)
 
-    def unwanted(self) -> list[Worker]:
+    def find_surplus_workers(self) -> list[Worker]:
         """Returns the workers without a slot, for example because their host is no longer listed.
 
-        If only such workers have the state, they stay.
+        If only such workers have the state, they are not included.
         """
-        wanted = set(self.wanted_slots())
-        gone = [w for w in self.workers.values() if w.slot not in wanted]
-        stay = [w for w in self.members if w not in gone and not w.is_dismissed]
-        if self._had_state and not any(w.has_state for w in stay):
-            gone = [w for w in gone if not w.has_state]
-        return gone
+        target_slots = set(self.select_target_slots())
+        surplus = [w for w in self.workers.values() if w.slot not in target_slots]
+        remaining = [w for w in self.members if w not in surplus and not w.is_dismissed]
+        if self._had_state and not any(w.has_state for w in remaining):
+            surplus = [w for w in surplus if not w.has_state]
+        return surplus
 
-    def group(self) -> Group | None:
+    def form_group(self) -> Group | None:
         """Forms the next group if all its workers wait for it. Otherwise returns None."""
         if not self.is_forming or self.failure:
-            self._since = None
+            self._waiting_since_secs = None
             return None
-        self._since = self.hosts.clock() if self._since is None else self._since
-        if not self._all_here():
+        self._waiting_since_secs = (
+            self.hosts.clock() if self._waiting_since_secs is None else self._waiting_since_secs
+        )
+        if not self._are_all_waiting():
             return None
-        unwanted = self.unwanted()
-        chosen = [w for w in self.members + self._newcomers() if w.port and w not in unwanted]
+        surplus = self.find_surplus_workers()
+        selected = [w for w in self.members + self._find_new_workers() if w.port and w not in surplus]
         if self.is_finishing:
-            chosen = [w for w in chosen if w.group]
-        if len(chosen) < self._least:
+            selected = [w for w in selected if w.group]
+        if len(selected) < self._min_processes:
             if self.is_finishing and self.number:
-                self.failure = "others were done, and too few are left to go on"
+                self.failure = "some processes have finished, and too few remain to continue"
             return None
-        if self._had_state and not any(w.has_state for w in chosen):
-            self.failure = "every process that had the state of the job is gone"
+        if self._had_state and not any(w.has_state for w in selected):
+            self.failure = "every process with the state of the job has ended"
             return None
         if self._is_at_limit:
             self.failure = f"the set of processes changed {self._resets + 1} times (--reset-limit)"
             return None
-        return self._formed(chosen)
+        return self._build_group(selected)
 
-    def late(self) -> list[Worker]:
+    def find_overdue_members(self) -> list[Worker]:
         """Returns members that missed the timeout, to be killed. Without such members the job fails."""
-        if not self.is_forming or self._since is None:
+        if not self.is_forming or self._waiting_since_secs is None:
             return []
-        waited = self.hosts.clock() - self._since
-        if waited < self.limits.timeout_secs:
+        waited_secs = self.hosts.clock() - self._waiting_since_secs
+        if waited_secs < self.limits.timeout_secs:
             return []
-        late = [w for w in self.members if not w.port]
-        if late:
-            self._since = None
-            return late
-        waiting = sum(1 for w in self.workers.values() if w.port)
+        overdue = [w for w in self.members if not w.port]
+        if overdue:
+            self._waiting_since_secs = None
+            return overdue
+        num_waiting = sum(1 for w in self.workers.values() if w.port)
         self.failure = self.failure or (
-            f"{waiting} processes are there after {waited:.0f} s, fewer than the {self._least} that the "
-            "job needs (--elastic-timeout)"
+            f"{num_waiting} processes are waiting after {waited_secs:.0f} s; the job requires "
+            f"{self._min_processes} (--elastic-timeout)"
         )
         return []
 
-    def _formed(self, chosen: list[Worker]) -> Group:
-        must_sync = not self.number or not all(w.group and w.skips_sync for w in chosen)
+    def _build_group(self, selected: list[Worker]) -> Group:
+        must_sync = not self.number or not all(w.group and w.skips_sync for w in selected)
         self._resets += 1 if self.number else 0
-        self.number, self._since = self.number + 1, None
-        ordered = _by_rank(chosen)
-        ports = [w.port or 0 for w in ordered]
-        for rank, worker in enumerate(ordered):
+        self.number, self._waiting_since_secs = self.number + 1, None
+        ordered_workers = _order_by_rank(selected)
+        ports = [w.port or 0 for w in ordered_workers]
+        for rank, worker in enumerate(ordered_workers):
             worker.group, worker.rank, worker.port = self.number, rank, None
-        return Group(self.number, ordered, ports, must_sync)
+        return Group(self.number, ordered_workers, ports, must_sync)
 
-    def _all_here(self) -> bool:
+    def _are_all_waiting(self) -> bool:
         """Returns True if all workers of the next group wait for it."""
         if self.number:
             return all(w.port for w in self.members)
-        now_secs, waiting = self.hosts.clock(), [w for w in self.workers.values() if w.port]
-        if len(waiting) < self.limits.first:
-            self._enough_since = None
+        now_secs, waiting_workers = self.hosts.clock(), [w for w in self.workers.values() if w.port]
+        if len(waiting_workers) < self.limits.initial:
+            self._enough_since_secs = None
             return False
-        self._enough_since = now_secs if self._enough_since is None else self._enough_since
+        self._enough_since_secs = now_secs if self._enough_since_secs is None else self._enough_since_secs
         is_complete = all(w.port or w.is_dismissed for w in self.workers.values())
-        return is_complete or now_secs - self._enough_since >= _FIRST_GROUP_SECS
+        return is_complete or now_secs - self._enough_since_secs >= _FIRST_GROUP_SECS
 
-    def _newcomers(self) -> list[Worker]:
+    def _find_new_workers(self) -> list[Worker]:
         """Returns workers with a slot that wait for their first group."""
-        wanted = set(self.wanted_slots())
-        return [w for w in self.workers.values() if w.port and w not in self.members and w.slot in wanted]
+        target_slots = set(self.select_target_slots())
+        return [
+            w for w in self.workers.values() if w.port and w not in self.members and w.slot in target_slots
+        ]
 
-    def wanted_slots(self) -> list[Slot]:
+    def select_target_slots(self) -> list[Slot]:
         """Returns the slots to fill: first the occupied ones, then the hosts in order."""
         slots = [Slot(h.target, i) for h in self.hosts.hosts for i in range(h.slots)]
-        taken = {w.slot for w in self.workers.values() if w.group or not self.number}
-        slots.sort(key=lambda s: (s not in taken, not self.hosts.may_start(s.host)))  # stable
-        return slots[: self.limits.most]
+        occupied_slots = {w.slot for w in self.workers.values() if w.group or not self.number}
+        slots.sort(key=lambda s: (s not in occupied_slots, not self.hosts.can_start(s.host)))  # stable
+        return slots[: self.limits.maximum]
 
 
-def _by_rank(workers: Sequence[Worker]) -> list[Worker]:
+def _order_by_rank(workers: Sequence[Worker]) -> list[Worker]:
     """Returns the workers in order: the oldest with state first, grouped by host."""
     age = {w.slot.host: (True, w.number) for w in workers}
     for worker in workers:

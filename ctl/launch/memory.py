@@ -2,7 +2,7 @@
 
     memory = Memory(pid)
     memory.read()              # regularly, while it runs
-    memory.out_of_memory()     # after a SIGKILL: "... out of memory ..." or ""
+    memory.describe_out_of_memory()     # after a SIGKILL: "... out of memory ..." or ""
 
 Linux counts such kills per control group (versions 1 and 2) and per machine.
 """
@@ -34,17 +34,17 @@ class Memory:
         """Reads the peak, and the counters of the current control group, which a process may change."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             status = Path(f"/proc/{self._pid}/status").read_text(errors="replace")
-            if found := re.search(r"VmHWM:\s+(\d+) kB", status):
-                self.peak_bytes = max(self.peak_bytes, int(found[1]) * 1024)
+            if match := re.search(r"VmHWM:\s+(\d+) kB", status):
+                self.peak_bytes = max(self.peak_bytes, int(match[1]) * 1024)
             for group in _control_groups(self._pid):
                 self._limit_bytes = min(self._limit_bytes, _limit(group))
-                for name in ("memory.events", "memory.oom_control"):
-                    if (group / name).exists():
-                        self._kills[group / name] = _kill_count(group / name)
+                for file_name in ("memory.events", "memory.oom_control"):
+                    if (group / file_name).exists():
+                        self._kills[group / file_name] = _kill_count(group / file_name)
         if not self._kills or _MACHINE in self._kills:
             self._kills[_MACHINE] = _kill_count(_MACHINE)
 
-    def out_of_memory(self) -> str:
+    def describe_out_of_memory(self) -> str:
         """Returns the end of a sentence if a counter has grown since the newest `read`, else ""."""
         if all(_kill_count(path) <= before for path, before in self._kills.items()):
             return ""
@@ -59,21 +59,21 @@ class Memory:
         return _format_bytes(self.peak_bytes) if self.peak_bytes else "unknown"
 
 
-def _format_bytes(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+def _format_bytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def _control_groups(pid: int) -> list[Path]:
     """Returns the memory control group of a process and its parents."""
-    found = []
+    groups = []
     for line in Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines():
-        _, controllers, place = line.split(":", 2)
+        _, controllers, relative_path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         root = _GROUPS / "memory" if controllers else _GROUPS
-        group = root / place.lstrip("/")
-        found += [g for g in (group, *group.parents) if g == root or root in g.parents]
-    return found
+        group = root / relative_path.lstrip("/")
+        groups += [g for g in (group, *group.parents) if g == root or root in g.parents]
+    return groups
 
 
 def _limit(group: Path) -> int:
@@ -85,6 +85,6 @@ def _limit(group: Path) -> int:
 
 def _kill_count(path: Path) -> int:
     with contextlib.suppress(OSError, ValueError):
-        found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
+        match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+        return int(match[1]) if match else 0
     return 0

@@ -1,6 +1,6 @@
 """Monitoring of a process group: decides when it ends, and for which reason.
 
-    with PassedOnSignals() as signals:
+    with ForwardedSignals() as signals:
         outcome = Monitor(group, grace_secs=30.0, signals=signals, heartbeats=heartbeats).wait()
 
 It restarts a dead worker of a job with parameter servers and kills hung processes. It starts and ends no
@@ -22,30 +22,33 @@ from ctl.launch.heartbeat_monitor import HeartbeatMonitor
 from ctl.launch.process import ProcessExit
 from ctl.launch.process_group import ProcessGroup
 from ctl.launch.restart_policy import RESTART_PAUSE_SECS
-from ctl.launch.roles import is_expendable, log_name, serves, task_name, trains
+from ctl.launch.roles import is_expendable, is_server, is_training_task, log_name, task_name
 from ctl.supervision.signals import is_ignored
 
 _POLL_SECS = 0.05
-_CAUSE_SECS = 3.0  # after "lost a peer": time to detect the end of that peer
+_CAUSE_SECS = 3.0  # after a process has lost a peer: time to detect the end of that peer
 _ENDING_CAUSE_SECS = 30.0  # the same while a process that saves or has left its training still runs
 _PORT_CLASH = b"Could not start gRPC server"
 _PORT_CLASH_SECS = 30.0  # workers import TensorFlow before they bind
 
 
-class PassedOnSignals:
-    """A context that stores SIGINT and SIGTERM. The caller forwards them.
+class ForwardedSignals:
+    """A context that records SIGINT and SIGTERM. The caller forwards them to its processes.
 
     A SIGHUP (a terminal or ssh session that closes) counts as SIGTERM. It often arrives twice, so it never
-    counts as the second signal. If it is ignored, as under `nohup`, that remains.
+    counts as the second signal. If it is ignored, as under `nohup`, it remains ignored.
 
-    An ignored SIGCHLD, which some parents set, would lose exit codes. It is reset to the default, too.
+    An ignored SIGCHLD, which some parents set, would lose exit codes, so it is reset to the default.
+
+    Attributes:
+      received: Numbers of the received signals, in order.
     """
 
     def __init__(self) -> None:
         self.received: list[int] = []
         self._handlers: dict[int, Any] = {}
 
-    def __enter__(self) -> "PassedOnSignals":
+    def __enter__(self) -> "ForwardedSignals":
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if not is_ignored(signum):
                 self._handlers[signum] = signal.signal(signum, self._receive)
@@ -62,7 +65,7 @@ class PassedOnSignals:
         elif not self.received:
             self.received.append(signal.SIGTERM)
 
-    def impatient(self) -> bool:
+    def is_repeated(self) -> bool:
         """Returns True after the second signal, which ends the grace period."""
         return len(self.received) > 1
 
@@ -82,31 +85,35 @@ def job_failures(group: ProcessGroup, chief: Topology) -> list[ProcessExit]:
     The exits of an evaluator and of a worker that only serves do not count. Once the chief has succeeded,
     the job is complete. Then only an error of a worker's own program (exit codes up to 127) counts.
     """
-    done = any(e.task == chief and e.returncode == 0 for e in group.exits)
-    return [e for e in group.failures if not is_expendable(e.task) and not (done and _is_late(e))]
+    is_job_complete = any(e.task == chief and e.returncode == 0 for e in group.exits)
+    return [
+        e
+        for e in group.failures
+        if not is_expendable(e.task) and not (is_job_complete and _is_after_success(e))
+    ]
 
 
 def late_failures(group: ProcessGroup, chief: Topology) -> list[ProcessExit]:
-    """Returns the exits for a warning: processes that were lost after the chief had succeeded."""
+    """Returns the exits to warn of: processes that were lost after the chief had succeeded."""
     counted = job_failures(group, chief)
-    return [e for e in group.failures if trains(e.task) and e not in counted]
+    return [e for e in group.failures if is_training_task(e.task) and e not in counted]
 
 
-def _is_late(end: ProcessExit) -> bool:
-    return serves(end.task) or end.exit_code >= 128
+def _is_after_success(process_exit: ProcessExit) -> bool:
+    return is_server(process_exit.task) or process_exit.exit_code >= 128
 
 
-def is_port_clash(log_dir: Path, end: ProcessExit) -> bool:
+def is_port_clash(log_dir: Path, process_exit: ProcessExit) -> bool:
     """Returns True for a process that failed early and logged that its port was taken."""
     with contextlib.suppress(OSError):
-        early = end.returncode != 0 and end.lived_secs <= _PORT_CLASH_SECS
-        return early and _PORT_CLASH in (log_dir / log_name(end.task)).read_bytes()
+        ended_early = process_exit.returncode != 0 and process_exit.lived_secs <= _PORT_CLASH_SECS
+        return ended_early and _PORT_CLASH in (log_dir / log_name(process_exit.task)).read_bytes()
     return False
 
 
-def lost_a_peer(end: ProcessExit) -> bool:
+def may_have_lost_peer(process_exit: ProcessExit) -> bool:
     """Returns True if a process may have lost a peer: EXIT_RETRY is the exit code of SIGABRT, too."""
-    return end.exit_code == EXIT_RETRY
+    return process_exit.exit_code == EXIT_RETRY
 
 
 @dataclass
@@ -125,15 +132,15 @@ class Monitor:
 
     group: ProcessGroup
     grace_secs: float
-    signals: PassedOnSignals
+    signals: ForwardedSignals
     heartbeats: HeartbeatMonitor | None = None
     chief: Topology | None = None
     log_dir: Path = Path()
-    is_consequence: Callable[[ProcessExit], bool] = lost_a_peer
-    _num_seen: int = 0  # processed exits of the group
+    is_consequence: Callable[[ProcessExit], bool] = may_have_lost_peer
+    _num_processed: int = 0  # processed exits of the group
     _num_starts: dict[int, int] = field(default_factory=dict)  # worker -> number of restarts
     # Worker -> time of its restart, and the end that caused it.
-    _due: dict[int, tuple[float, ProcessExit]] = field(default_factory=dict)
+    _pending_restarts: dict[int, tuple[float, ProcessExit]] = field(default_factory=dict)
     _chief_done_secs: float | None = None  # time.monotonic
     _waits_for_evaluators: bool = False
 
@@ -146,16 +153,16 @@ class Monitor:
             self.group.poll()
             if self.signals.received:
                 return Outcome(signum=self.signals.received[0])
-            cause = self._first_cause() if self._failures() else self._handle_expendable()
-            cause = cause or self._hung()
+            cause = self._find_cause() if self._failures() else self._handle_expendable()
+            cause = cause or self._kill_hung_process()
             if cause is not None:
                 return Outcome(cause=cause)
-            if not self.group.running and not self._due:
+            if not self.group.running and not self._pending_restarts:
                 return Outcome()
             if self.chief and not self._has_chief() and self._is_overdue():
-                others = tuple(t for t in self.group.running if t.task_type != "evaluator")
-                if others:
-                    return Outcome(stragglers=others)
+                stragglers = tuple(t for t in self.group.running if t.task_type != "evaluator")
+                if stragglers:
+                    return Outcome(stragglers=stragglers)
                 self._report_evaluators()
             time.sleep(_POLL_SECS)
 
@@ -168,16 +175,19 @@ class Monitor:
     def _is_overdue(self) -> bool:
         now_secs = time.monotonic()
         self._chief_done_secs = self._chief_done_secs or now_secs
-        self._due.clear()
+        self._pending_restarts.clear()
         return now_secs - self._chief_done_secs >= self.grace_secs
 
     def _report_evaluators(self) -> None:
         if not self._waits_for_evaluators and self.group.running:
             self._waits_for_evaluators = True
             names = ", ".join(map(task_name, self.group.running))
-            print_message(f"training is done; waiting for {names} to evaluate the rest (Ctrl-C ends it)")
+            print_message(
+                f"training has finished; waiting for {names} to evaluate the remaining checkpoints (Ctrl-C "
+                "stops it)"
+            )
 
-    def _first_cause(self) -> ProcessExit | None:
+    def _find_cause(self) -> ProcessExit | None:
         """Returns the failure that caused the remaining failures, or None if the chief has succeeded.
 
         A worker that lost a peer often ends before that peer does, with EXIT_RETRY, or with SIGABRT
@@ -185,18 +195,18 @@ class Monitor:
         detected in time: a process with its own error may have notified its peers before it ends.
         A parameter server may lose a successful chief, and its end may be detected first.
         """
-        began_secs = time.monotonic()
+        start_secs = time.monotonic()
         while failed := self._failures():
             for failure in failed:
-                served = serves(failure.task) and self._has_chief()
-                if not self.is_consequence(failure) and not served:
+                is_served_by_chief = is_server(failure.task) and self._has_chief()
+                if not self.is_consequence(failure) and not is_served_by_chief:
                     return failure
-            stopped = self._stopped_peer()
+            stopped = self._kill_stopped_peer()
             if stopped is not None:
                 return stopped
-            waited_secs = time.monotonic() - began_secs
-            is_late = waited_secs >= _CAUSE_SECS and not self._is_ending(waited_secs)
-            if not self.group.running or self.signals.received or is_late:
+            waited_secs = time.monotonic() - start_secs
+            has_timed_out = waited_secs >= _CAUSE_SECS and not self._is_ending(waited_secs)
+            if not self.group.running or self.signals.received or has_timed_out:
                 return failed[0]
             time.sleep(_POLL_SECS)
             self.group.poll()
@@ -205,76 +215,83 @@ class Monitor:
     def _is_ending(self, waited_secs: float) -> bool:
         if self.heartbeats is None or waited_secs >= _ENDING_CAUSE_SECS:
             return False
-        return self.heartbeats.is_ending(t for t in self.group.running if trains(t))
+        return self.heartbeats.is_ending(t for t in self.group.running if is_training_task(t))
 
-    def _stopped_peer(self) -> ProcessExit | None:
+    def _kill_stopped_peer(self) -> ProcessExit | None:
         """Returns the end of a process that the kernel has stopped and its peers have lost. Kills it."""
         task = next((t for t in self.group.stopped if not is_expendable(t)), None)
         if task is None or self.chief is None:
             return None
-        print_message(f"{task_name(task)} is stopped, as after SIGSTOP; others lost it, so it is killed")
+        print_message(f"{task_name(task)} is stopped (SIGSTOP), and its peers have lost it; killing it")
         self.group.kill(task)
-        return ProcessExit(task, EXIT_RETRY, 0.0, "was stopped, as after SIGSTOP, and lost by its peers")
+        return ProcessExit(task, EXIT_RETRY, 0.0, "was stopped (SIGSTOP) and lost by its peers")
 
-    def _hung(self) -> ProcessExit | None:
+    def _kill_hung_process(self) -> ProcessExit | None:
         """Returns the end of a hung process, which ends the attempt. Only kills an expendable one."""
         hang = self.heartbeats.find_hang(self.group) if self.heartbeats else None
         if hang is None:
             return None
         if self.chief:
-            print_message(f"{task_name(hang.task)} {hang.why}; it is killed")
+            print_message(f"{task_name(hang.task)} {hang.description}; killing it")
         self.group.kill(hang.task)
         if is_expendable(hang.task):
             return None
-        return ProcessExit(hang.task, EXIT_RETRY, 0.0, hang.why, hang.silent_secs)
+        return ProcessExit(hang.task, EXIT_RETRY, 0.0, hang.description, hang.silent_secs)
 
     def _handle_expendable(self) -> ProcessExit | None:
         """Restarts or reports expendable processes. Returns an end after which the job cannot continue."""
-        news = self.group.exits[self._num_seen :]
-        self._num_seen = len(self.group.exits)
-        for end in news:
-            if not is_expendable(end.task) or end.returncode == 0:
+        new_exits = self.group.exits[self._num_processed :]
+        self._num_processed = len(self.group.exits)
+        for process_exit in new_exits:
+            if not is_expendable(process_exit.task) or process_exit.returncode == 0:
                 continue
-            if end.task.task_type == "evaluator":
+            if process_exit.task.task_type == "evaluator":
                 print_message(
-                    f"{task_name(end.task)} failed: {end}; the training does not depend on it; "
-                    f"its log is {self.log_dir / log_name(end.task)}"
+                    f"{task_name(process_exit.task)} failed: {process_exit}; training continues without "
+                    "it; "
+                    f"its log is {self.log_dir / log_name(process_exit.task)}"
                 )
             elif self._has_chief():
-                if is_port_clash(self.log_dir, end) and not self._num_starts.get(end.task.task_index):
-                    return end
-                self._plan(end)
-        self._start_again()
-        return self._last_worker(news)
+                if is_port_clash(self.log_dir, process_exit) and not self._num_starts.get(
+                    process_exit.task.task_index
+                ):
+                    return process_exit
+                self._schedule_restart(process_exit)
+        self._start_pending()
+        return self._find_worker_loss(new_exits)
 
-    def _plan(self, end: ProcessExit) -> None:
-        index = end.task.task_index
+    def _schedule_restart(self, process_exit: ProcessExit) -> None:
+        index = process_exit.task.task_index
         count = self._num_starts.get(index, 0)
         if count == len(RESTART_PAUSE_SECS):
             print_message(
-                f"{task_name(end.task)} ended with {end} after {count} new starts; the job goes on "
-                f"without it; its log is {self.log_dir / log_name(end.task)}"
+                f"{task_name(process_exit.task)} ended with {process_exit} after {count} restarts; the job "
+                "continues "
+                f"without it; its log is {self.log_dir / log_name(process_exit.task)}"
             )
             return
         self._num_starts[index] = count + 1
-        self._due[index] = (time.monotonic() + RESTART_PAUSE_SECS[count], end)
+        self._pending_restarts[index] = (time.monotonic() + RESTART_PAUSE_SECS[count], process_exit)
         print_message(
-            f"{task_name(end.task)} ended with {end}; the job goes on, and it is started again in "
+            f"{task_name(process_exit.task)} ended with {process_exit}; the job continues, restarting it "
+            "in "
             f"{RESTART_PAUSE_SECS[count]:g} s ({count + 1} of {len(RESTART_PAUSE_SECS)})"
         )
 
-    def _start_again(self) -> None:
-        for index, (at_secs, end) in list(self._due.items()):
-            if time.monotonic() >= at_secs and self._has_chief():
-                del self._due[index]
+    def _start_pending(self) -> None:
+        for index, (restart_secs, process_exit) in list(self._pending_restarts.items()):
+            if time.monotonic() >= restart_secs and self._has_chief():
+                del self._pending_restarts[index]
                 if self.heartbeats:
-                    self.heartbeats.forget(end.task)
-                self.group.restart(end)
+                    self.heartbeats.forget(process_exit.task)
+                self.group.restart(process_exit)
 
-    def _last_worker(self, news: list[ProcessExit]) -> ProcessExit | None:
-        """Returns the newest failure if the chief has no worker left and no restart is pending."""
-        there = [t for t in self.group.running if serves(t) and t.task_type == "worker"]
-        if there or self._due or not self._has_chief():
+    def _find_worker_loss(self, new_exits: list[ProcessExit]) -> ProcessExit | None:
+        """Returns the newest failure if no worker of the chief is running and no restart is pending."""
+        serving_workers = [t for t in self.group.running if is_server(t) and t.task_type == "worker"]
+        if serving_workers or self._pending_restarts or not self._has_chief():
             return None
-        dead = [e for e in news if e.returncode != 0 and is_expendable(e.task) and serves(e.task)]
-        return dead[-1] if dead else None
+        failures = [
+            e for e in new_exits if e.returncode != 0 and is_expendable(e.task) and is_server(e.task)
+        ]
+        return failures[-1] if failures else None

@@ -11,46 +11,46 @@ from collections.abc import Callable
 Convert = Callable[[str], object]
 
 
-def whole_number(least: int, most: int = 10**9) -> Convert:
-    """Returns a converter for integers, from text or, in YAML, from int."""
+def whole_number(minimum: int, maximum: int = 10**9) -> Convert:
+    """Returns a converter for integers in a range. Accepts strings and, from YAML, integers."""
 
-    def convert(word: str) -> int:
-        if not re.fullmatch("[0-9]{1,10}", str(word)) or not least <= int(word) <= most:
-            to = f" to {most}" if most < 10**9 else ""
-            raise ValueError(f"expected a whole number from {least}{to}")
-        return int(word)
+    def convert(value: str) -> int:
+        if not re.fullmatch("[0-9]{1,10}", str(value)) or not minimum <= int(value) <= maximum:
+            upper_limit = f" to {maximum}" if maximum < 10**9 else ""
+            raise ValueError(f"expected a whole number from {minimum}{upper_limit}")
+        return int(value)
 
     return convert
 
 
 def number_in(accepts: Callable[[float], bool], expected: str) -> Convert:
-    """Returns a converter for numbers that `accepts` allows."""
+    """Returns a converter for numbers for which `accepts` returns True. `expected` is part of the error."""
 
-    def convert(word: str) -> float:
+    def convert(text: str) -> float:
         try:
-            value = float(word)
+            number = float(text)
         except ValueError:
-            value = math.nan
-        if not accepts(value):
+            number = math.nan
+        if not accepts(number):
             raise ValueError(f"expected {expected}")
-        return value
+        return number
 
     return convert
 
 
 def text(value: str) -> str:
-    """Returns text that is not empty."""
+    """Returns `value` as a string. Raises ValueError if it is empty."""
     if not str(value):
-        raise ValueError("expected something")
+        raise ValueError("expected a string that is not empty")
     return str(value)
 
 
-def one_of(*known: str) -> Convert:
+def one_of(*choices: str) -> Convert:
     """Returns a converter for one of these strings, case-insensitive."""
 
-    def convert(word: str) -> str:
-        if str(word).upper() not in known:
-            raise ValueError(f"expected one of {', '.join(known)}")
-        return str(word).upper()
+    def convert(value: str) -> str:
+        if str(value).upper() not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}")
+        return str(value).upper()
 
     return convert

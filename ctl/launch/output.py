@@ -1,8 +1,8 @@
-"""Output of the processes of a job, copied to files and to the console in one thread.
+"""Output of the processes of a job, which one thread copies to files and to the console.
 
-    output = LogOutput(log_dir, tasks, max_bytes=2**28)     # ctl launch: a log for each, the chief's shown
-    output = RankOutput(directory=None, count=2)            # ctlrun: each line with its rank in front
-    out, err = output.writers(task)                         # file descriptors for the process
+    output = LogOutput(log_dir, tasks, max_bytes=2**28)     # ctl launch: one log per process
+    output = RankOutput(directory=None, count=2)            # ctlrun: lines with the rank as a prefix
+    out, err = output.open_writers(task)                         # file descriptors for the process
 
 A closed console (`| head`) or a full disk ends that copy only, never the process.
 """
@@ -44,17 +44,17 @@ _LINE = re.compile(rb"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
 class _Stream:
     """Copy of one stream of a process to a file and to the launcher's stream of this type."""
 
-    def __init__(self, kind: str, file: LogFile | None):
-        self._kind = kind
+    def __init__(self, stream_name: str, file: LogFile | None):
+        self._stream_name = stream_name
         self._file = file
         self._has_console = True
-        self.has_ended = threading.Event()  # all of it has been copied
+        self.has_ended = threading.Event()  # set when all output has been copied
 
     def feed(self, data: bytes, is_last: bool = False) -> None:
         """Copies the data."""
         raise NotImplementedError
 
-    def wake(self) -> None:
+    def update(self) -> None:
         """Performs periodic work. Called at least every 0.1 s."""
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class _Stream:
             self._file.write(data)
 
     def _to_console(self, data: bytes) -> None:
-        console = getattr(sys, self._kind)
+        console = getattr(sys, self._stream_name)
         while self._has_console and data and console is not None:
             try:
                 console.flush()
@@ -80,7 +80,7 @@ class _Stream:
                     return
                 data = data[os.write(descriptor, data) :]
             except BlockingIOError:
-                _ready([console.fileno()], select.POLLOUT)
+                _poll_descriptors([console.fileno()], select.POLLOUT)
             except (OSError, ValueError):
                 self._has_console = False
 
@@ -96,14 +96,14 @@ class Output:
         self._finish_by_secs: float | None = None
         self._thread = threading.Thread(target=self._copy, name="output", daemon=True)
 
-    def writers(self, task: Topology) -> tuple[int, int]:
+    def open_writers(self, task: Topology) -> tuple[int, int]:
         """Returns file descriptors for the stdout and the stderr of a process."""
         raise NotImplementedError
 
     def limit_logs(self, tasks: Iterable[Topology]) -> None:
         """Limits the sizes of the logs of running processes."""
 
-    def note(self, task: Topology, text: str) -> None:
+    def append_line(self, task: Topology, text: str) -> None:
         """Adds a line to the log of a process, if it has one."""
 
     def close_writers(self, task: Topology) -> None:
@@ -117,15 +117,15 @@ class Output:
 
     def drain(self, task: Topology) -> None:
         """Waits until the output of a process that has ended is copied, for one second at most."""
-        until_secs = time.monotonic() + _DRAIN_SECS  # a process in another session may hold the pipe
+        deadline_secs = time.monotonic() + _DRAIN_SECS  # a process in another session may hold the pipe
         for has_ended in self._stream_ends.pop(log_name(task), ()) if self._thread.is_alive() else ():
-            has_ended.wait(max(0.0, until_secs - time.monotonic()))
+            has_ended.wait(max(0.0, deadline_secs - time.monotonic()))
 
     def finish(self) -> None:
         """Copies the pending output, for ten seconds at most."""
-        for writers in self._writers.values():
-            for writer in writers:
-                os.close(writer)
+        for descriptors in self._writers.values():
+            for descriptor in descriptors:
+                os.close(descriptor)
         self._writers.clear()
         self._finish_by_secs = time.monotonic() + _DRAIN_SECS
         if self._thread.ident:
@@ -141,13 +141,13 @@ class Output:
         while True:
             with self._lock:
                 streams = dict(self._streams)
-            ready = _ready(streams)
-            for reader in ready:
+            ready_readers = _poll_descriptors(streams)
+            for reader in ready_readers:
                 self._read(reader)
             for stream in streams.values():
-                stream.wake()
-            until_secs = self._finish_by_secs
-            if until_secs and not ready and (not streams or time.monotonic() >= until_secs):
+                stream.update()
+            deadline_secs = self._finish_by_secs
+            if deadline_secs and not ready_readers and (not streams or time.monotonic() >= deadline_secs):
                 break  # a process that left its group may hold a writer
         for reader in list(self._streams):
             self._close(reader)
@@ -179,19 +179,19 @@ class LogOutput(Output):
         """Stores the settings. `max_bytes` is the limit of one log, 0 for no limit."""
         super().__init__()
         self._log_dir = log_dir
-        self._shown = tasks[0]
+        self._console_task = tasks[0]
         self._limit = LogSizeLimit(max_bytes)
         self._opened: set[str] = set()
-        self._bar: _ShownStream | None = None
+        self._console_stream: _ConsoleStream | None = None
 
-    def writers(self, task: Topology) -> tuple[int, int]:
+    def open_writers(self, task: Topology) -> tuple[int, int]:
         """Overwrites an earlier log, or continues it if the process is restarted."""
         file = LogFile(self.path(task), "ctl launch", is_new=log_name(task) not in self._opened)
         self._opened.add(log_name(task))
-        if task == self._shown:
-            self._bar = shown = _ShownStream(file)
-            writer = shown.writer
-            self._add(task, shown.reader, writer, shown)
+        if task == self._console_task:
+            self._console_stream = console_stream = _ConsoleStream(file)
+            writer = console_stream.writer
+            self._add(task, console_stream.reader, writer, console_stream)
         else:
             reader, writer = os.pipe()
             self._add(task, reader, writer, _FileStream(file))
@@ -200,10 +200,11 @@ class LogOutput(Output):
     def start(self) -> None:
         """Starts to copy. Messages of the launcher appear above a live progress bar."""
         super().start()
-        if self._bar is not None:
-            set_printer(self._bar.print_above)
+        if self._console_stream is not None:
+            set_printer(self._console_stream.print_above)
 
     def finish(self) -> None:
+        """Copies the pending output, for ten seconds at most. Then messages go to stderr again."""
         super().finish()
         set_printer(None)
 
@@ -211,19 +212,20 @@ class LogOutput(Output):
         """Returns the path of the log of a process."""
         return self._log_dir / log_name(task)
 
-    def note(self, task: Topology, text: str) -> None:
+    def append_line(self, task: Topology, text: str) -> None:
         """Adds a line. A write error is ignored."""
         with contextlib.suppress(OSError), open(self.path(task), "ab") as file:
             file.write(f"ctl launch: {text}\n".encode())
 
     def limit_logs(self, tasks: Iterable[Topology]) -> None:
+        """Cuts the logs of these processes that are above the size limit, at most once a second."""
         self._limit.apply(map(self.path, tasks))
 
 
 class RankOutput(Output):
-    """Lines of all ranks on the launcher's stdout and stderr, and in files if there is a directory.
+    r"""Lines of all ranks on the launcher's stdout and stderr, and in files if there is a directory.
 
-    A line ends with \\n, or with \\r in progress bars.
+    A line ends with \n, or with \r in progress bars.
     """
 
     def __init__(self, *, directory: str | None = None, with_time: bool = False, count: int = 1):
@@ -234,16 +236,18 @@ class RankOutput(Output):
         self._digits = len(str(max(count - 1, 0)))
         self._errors: dict[int, _LineStream] = {}
 
-    def writers(self, task: Topology) -> tuple[int, int]:
+    def open_writers(self, task: Topology) -> tuple[int, int]:
         """Returns two pipes. Raises UsageError if a file cannot be written."""
-        pair = []
-        for kind in ("stdout", "stderr"):
-            stream = _LineStream(kind, self._file(task, kind), task.task_index, self._with_time)
+        descriptors = []
+        for stream_name in ("stdout", "stderr"):
+            stream = _LineStream(
+                stream_name, self._file(task, stream_name), task.task_index, self._with_time
+            )
             reader, writer = os.pipe()
             self._add(task, reader, writer, stream)
-            pair.append(writer)
+            descriptors.append(writer)
         self._errors[task.task_index] = stream
-        return pair[0], pair[1]
+        return descriptors[0], descriptors[1]
 
     def last_error(self, task: Topology) -> str:
         """Returns the last line of the stderr of a process that has ended. Waits for its copy."""
@@ -253,10 +257,10 @@ class RankOutput(Output):
         stream.has_ended.wait(_DRAIN_SECS)  # with a timeout: a child in another session may hold the pipe
         return stream.last.decode(errors="replace")
 
-    def _file(self, task: Topology, kind: str) -> LogFile | None:
+    def _file(self, task: Topology, stream_name: str) -> LogFile | None:
         if self._directory is None:
             return None
-        path = self._directory / f"rank.{task.task_index:0{self._digits}d}" / kind
+        path = self._directory / f"rank.{task.task_index:0{self._digits}d}" / stream_name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("wb").close()
@@ -272,25 +276,25 @@ class RankOutput(Output):
 class _LineStream(_Stream):
     """Copy of whole lines, with the rank as a prefix on the console."""
 
-    def __init__(self, kind: str, file: LogFile | None, rank: int, with_time: bool):
-        super().__init__(kind, file)
+    def __init__(self, stream_name: str, file: LogFile | None, rank: int, with_time: bool):
+        super().__init__(stream_name, file)
         self.last = b""  # the newest line that is not blank
         self._rank = rank
         self._with_time = with_time
-        self._rest = b""  # the beginning of a line
+        self._partial_line = b""  # the beginning of a line
 
     def feed(self, data: bytes, is_last: bool = False) -> None:
-        lines = _LINE.findall(self._rest + data)
-        self._rest = b""
+        lines = _LINE.findall(self._partial_line + data)
+        self._partial_line = b""
         if lines and not lines[-1].endswith((b"\n", b"\r")):
             if is_last:
                 lines[-1] += b"\n"
             elif len(lines[-1]) < _MAX_LINE_BYTES:
-                self._rest = lines.pop()
+                self._partial_line = lines.pop()
         self.last = next((s for line in reversed(lines) if (s := line.strip())), self.last)
         self._to_file(b"".join(lines))
-        now = time.asctime() if self._with_time else ""
-        prefix = f"{now}[{self._rank}]<{self._kind}>:".encode()
+        timestamp = time.asctime() if self._with_time else ""
+        prefix = f"{timestamp}[{self._rank}]<{self._stream_name}>:".encode()
         self._to_console(b"".join(prefix + line for line in lines))
 
 
@@ -304,7 +308,7 @@ class _FileStream(_Stream):
         self._to_file(data)
 
 
-class _ShownStream(_Stream):
+class _ConsoleStream(_Stream):
     """Copy of bytes to the console and text to a log, through a terminal if stdout is one."""
 
     def __init__(self, file: LogFile):
@@ -317,7 +321,7 @@ class _ShownStream(_Stream):
         try:
             self.reader, self.writer = _open_terminal()
             self._text = TerminalText()
-            self.wake()
+            self.update()
         except OSError:
             self.reader, self.writer = os.pipe()
 
@@ -327,9 +331,9 @@ class _ShownStream(_Stream):
             self._to_file(self._text.flush())
         with self._bar_lock:
             self._to_console(data)
-            self._note_position(data)
+            self._track_cursor(data)
 
-    def _note_position(self, data: bytes) -> None:
+    def _track_cursor(self, data: bytes) -> None:
         visible = _ESCAPE.sub(b"", data)
         if visible:
             self._is_mid_line = not visible.endswith(b"\n")
@@ -345,14 +349,14 @@ class _ShownStream(_Stream):
         try:
             if not self._is_mid_line:
                 return False
-            above = self._bar_height - 1
-            erase = "\r\x1b[2K" + "\x1b[1A\x1b[2K" * above
-            self._to_console((erase + line + "\r\n" * (1 + above)).encode())
+            lines_above = self._bar_height - 1
+            erase = "\r\x1b[2K" + "\x1b[1A\x1b[2K" * lines_above
+            self._to_console((erase + line + "\r\n" * (1 + lines_above)).encode())
             return True
         finally:
             self._bar_lock.release()
 
-    def wake(self) -> None:
+    def update(self) -> None:
         """Sets the window size of the process's terminal to that of stdout after every change."""
         if self._text is None:
             return
@@ -388,9 +392,9 @@ def _descriptor(console: IO[str]) -> int | None:
     return None
 
 
-def _ready(descriptors: Iterable[int], event: int = select.POLLIN) -> list[int]:
+def _poll_descriptors(descriptors: Iterable[int], event_mask: int = select.POLLIN) -> list[int]:
     """Returns the ready descriptors within 0.1 s. `select.select` is limited to small descriptors."""
     poll = select.poll()
     for descriptor in descriptors:
-        poll.register(descriptor, event)
+        poll.register(descriptor, event_mask)
     return [descriptor for descriptor, _ in poll.poll(_WAKE_SECS * 1000)]

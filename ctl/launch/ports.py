@@ -25,8 +25,8 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
                 bound.bind((host, 0))
             except OSError as e:
                 raise UsageError(
-                    f"no port can be bound at host {host!r} ({e.strerror or e}); expected an IPv4 "
-                    "address of this machine. Write --host=127.0.0.1."
+                    f"cannot bind a port at host {host!r} ({e.strerror or e}); expected an IPv4 "
+                    "address of this machine, such as --host=127.0.0.1"
                 ) from None
             ports.append(bound.getsockname()[1])
         return ports

@@ -41,7 +41,7 @@ class ProcessExit:
       task: Task of the process.
       returncode: Exit code, negative for a signal, as in `subprocess`.
       lived_secs: Lifetime (seconds).
-      why: End of a sentence that begins with the process's name, such as for a hung process.
+      description: End of a sentence that begins with the process's name, or "". Set for a hung process.
       silent_secs: Duration of a hang.
       loss: A constant of `restart_policy`.
       hint: Additional information.
@@ -50,7 +50,7 @@ class ProcessExit:
     task: Topology
     returncode: int
     lived_secs: float
-    why: str = ""
+    description: str = ""
     silent_secs: float | None = None
     loss: str = ERROR
     hint: str = ""
@@ -62,7 +62,7 @@ class ProcessExit:
 
     @property
     def signal_name(self) -> str | None:
-        """Name of the signal that ended it, such as "SIGKILL", or None."""
+        """Name of the signal that ended the process, such as "SIGKILL", or None."""
         if self.returncode >= 0:
             return None
         try:
@@ -73,10 +73,14 @@ class ProcessExit:
     @property
     def reason(self) -> str:
         """A sentence without a full stop that names the failed process and the error."""
-        return f"{task_name(self.task)} " + (self.why or f"failed: {self}")
+        return f"{task_name(self.task)} " + (self.description or f"failed: {self}")
 
     def __str__(self) -> str:
-        return f"it {self.why}" if self.why else self.signal_name or f"exit code {self.returncode}"
+        return (
+            f"it {self.description}"
+            if self.description
+            else self.signal_name or f"exit code {self.returncode}"
+        )
 
 
 class Process:
@@ -117,11 +121,18 @@ class Process:
         """Returns the end of the process once no process of its group is left, or None while it runs."""
         raise NotImplementedError
 
-    def exit_of(self, returncode: int) -> ProcessExit:
+    def build_exit(self, returncode: int) -> ProcessExit:
         """Returns the exit for a return code. A SIGKILL that the launcher did not send is KILLED."""
-        end = ProcessExit(self.task, returncode, time.monotonic() - self._started_secs)
-        killed = -signal.SIGKILL, 128 + signal.SIGKILL  # the second: as an intermediate shell reports it
-        return end if returncode not in killed or self._is_killed else replace(end, loss=KILLED)
+        process_exit = ProcessExit(self.task, returncode, time.monotonic() - self._started_secs)
+        kill_codes = (
+            -signal.SIGKILL,
+            128 + signal.SIGKILL,
+        )  # the second is reported by an intermediate shell
+        return (
+            process_exit
+            if returncode not in kill_codes or self._is_killed
+            else replace(process_exit, loss=KILLED)
+        )
 
 
 class LocalProcess(Process):
@@ -135,47 +146,52 @@ class LocalProcess(Process):
 
     @property
     def has_ended(self) -> bool:
+        """True if the process had ended at the last `poll`."""
         return self._popen.returncode is not None
 
     @property
     def is_stopped(self) -> bool:
+        """True for a process that is stopped by SIGSTOP, Ctrl-Z or a debugger, as of now."""
         return process_state(self.pid) in ("T", "t")
 
     def send(self, signum: int) -> None:
+        """Sends a signal to the process, not to its children."""
         self._popen.send_signal(signum)
 
     def kill(self) -> None:
+        """Sends SIGKILL to the session of the process."""
         self._is_killed = True
         kill_group(self.pid)
 
     def poll(self) -> ProcessExit | None:
+        """Returns the exit once the process has ended, and kills its children. Also samples its memory."""
         returncode = self._popen.poll()
         if returncode is not None:
             kill_group(self.pid)
-            return self.exit_of(returncode)
-        now = time.monotonic()
-        if now - self._memory_read_secs >= _MEMORY_INTERVAL_SECS:
-            self._memory_read_secs = now
+            return self.build_exit(returncode)
+        now_secs = time.monotonic()
+        if now_secs - self._memory_read_secs >= _MEMORY_INTERVAL_SECS:
+            self._memory_read_secs = now_secs
             self._memory.read()
         return None
 
-    def exit_of(self, returncode: int) -> ProcessExit:
+    def build_exit(self, returncode: int) -> ProcessExit:
         """Returns the exit, with the memory that a killed process had used."""
-        end = super().exit_of(returncode)
-        if end.loss != KILLED:
-            return end
-        if why := self._memory.out_of_memory():
-            return replace(end, why=why, loss=OUT_OF_MEMORY)
+        process_exit = super().build_exit(returncode)
+        if process_exit.loss != KILLED:
+            return process_exit
+        if oom_description := self._memory.describe_out_of_memory():
+            return replace(process_exit, description=oom_description, loss=OUT_OF_MEMORY)
         peak = self._memory.peak
-        hint = f"nobody here sent the SIGKILL; the process had used up to {peak} of memory"
-        return replace(end, hint=hint)
+        hint = f"the SIGKILL is not from the launcher; peak memory of the process: {peak}"
+        return replace(process_exit, hint=hint)
 
 
-def check_program(program: str, cure: str) -> None:
+def check_program(program: str, fix: str) -> None:
     """Raises UsageError for a program that does not exist or cannot be executed."""
     if shutil.which(program) is None:
-        where = "cannot be run" if os.path.exists(program) else "was not found"
-        raise UsageError(f"the command {quoted(program)} {where}; {cure}")
+        problem = "cannot be run" if os.path.exists(program) else "was not found"
+        raise UsageError(f"the command {quoted(program)} {problem}; {fix}")
 
 
 def start_process(
@@ -186,13 +202,14 @@ def start_process(
     Args:
       command: Program and arguments.
       task: Task of the process.
-      output, errors: File descriptors for its stdout and stderr.
-      environ: Variables besides TF_CONFIG, which a task of an empty cluster does not get.
+      output: File descriptor for its stdout.
+      errors: File descriptor for its stderr.
+      environ: Variables besides TF_CONFIG, which a task of an empty cluster does not receive.
     """
-    outer = {k: v for k, v in os.environ.items() if k not in JOB_VARIABLES}
+    inherited = {k: v for k, v in os.environ.items() if k not in JOB_VARIABLES}
     popen = subprocess.Popen(
         command,
-        env={**outer, **task_environ(task, environ), "PYTHONUNBUFFERED": "1"},
+        env={**inherited, **task_environ(task, environ), "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=errors,

@@ -30,7 +30,7 @@ _KILL_SECS = 10.0  # a killed process that has not ended by then is left to the 
 
 
 class ProcessGroup:
-    """The processes, and the guard that ends them if the launcher is killed.
+    """The processes of one job, and the guard that ends them if the launcher is killed.
 
     Each process leads its own session, so a Ctrl-C in the terminal reaches it only through the launcher.
     Its child processes are killed after its end, or if the launcher is killed.
@@ -59,7 +59,7 @@ class ProcessGroup:
         private: Mapping[str, str] = NO_VARIABLES,
         host: str | None = None,
     ) -> None:
-        """Starts one more process. Raises UsageError if it cannot run or its output cannot be written.
+        """Starts one process. Raises UsageError if it cannot run or its output cannot be written.
 
         Args:
           task: Task of the process.
@@ -69,7 +69,7 @@ class ProcessGroup:
         """
         variables = {**environ, **private}
         try:
-            output, errors = self._output.writers(task)
+            output, errors = self._output.open_writers(task)
             if host is None:
                 process = start_process(
                     self._command, task, output=output, errors=errors, environ=variables
@@ -78,43 +78,43 @@ class ProcessGroup:
                 variables = task_environ(task, variables)
                 connection = self._connect(host)
                 process = connection.start(self._command, task, variables, output=output, errors=errors)
-        except OSError as e:
+        except OSError as error:
             raise UsageError(
-                f"{self._command[0]!r} cannot be started ({e}); expected a command that runs by itself, "
-                "and a log directory that can be written"
-            ) from e
+                f"{self._command[0]!r} cannot be started ({error}); expected an executable "
+                "command and a writable log directory"
+            ) from error
         finally:
             self._output.close_writers(task)
         self._processes.append(process)
         self._guard.add(process.pid)
         self._starts[log_name(task)] = lambda: self.start(task, environ, private=private, host=host)
 
-    def restart(self, end: ProcessExit) -> None:
-        """Restarts a process that has ended, in its place.
+    def restart(self, process_exit: ProcessExit) -> None:
+        """Starts a process that has ended again, with the same task and environment.
 
         Unlike at the first start, other threads exist. They hold no lock that the few instructions of
         the child need: Python forks with its own locks, and malloc's lock is safe to fork with.
         """
-        self._output.note(end.task, f"it ended with {end} and is started again")
+        self._output.append_line(process_exit.task, f"ended with {process_exit}; restarting")
         with contextlib.suppress(UsageError):
-            self._starts[log_name(end.task)]()
+            self._starts[log_name(process_exit.task)]()
 
     def poll(self) -> list[ProcessExit]:
         """Records and returns the processes that have ended since the last call. Does not block."""
         self._poll_connections()
-        ends = [end for process in self._processes if (end := process.poll())]
+        exits = [process_exit for process in self._processes if (process_exit := process.poll())]
         for process in self._processes:
             if process.has_ended and process.host is None:
                 self._guard.remove(process.pid)
         self._processes = [process for process in self._processes if not process.has_ended]
-        for end in ends:
-            self._output.drain(end.task)
+        for process_exit in exits:
+            self._output.drain(process_exit.task)
         self._output.limit_logs(self.running)
-        self.exits += ends
-        children = {process.pid for process in self._processes}
-        children |= {connection.pid for connection in [*self._connections.values(), *self._closing]}
-        self._orphans.poll(children | self._guard.pids)
-        return ends
+        self.exits += exits
+        child_pids = {process.pid for process in self._processes}
+        child_pids |= {connection.pid for connection in [*self._connections.values(), *self._closing]}
+        self._orphans.poll(child_pids | self._guard.pids)
+        return exits
 
     def send(self, task: Topology, signum: int) -> None:
         """Sends a signal to one process. SIGKILL is sent to its whole group."""
@@ -131,22 +131,22 @@ class ProcessGroup:
         self,
         grace_secs: float,
         signum: int = signal.SIGTERM,
-        hurry: Callable[[], bool] = lambda: False,
+        is_urgent: Callable[[], bool] = lambda: False,
         only: Sequence[Topology] | None = None,
     ) -> None:
-        """Sends `signum`, and SIGKILL after `grace_secs` or once `hurry()`. Returns when all have ended.
+        """Sends `signum`, and SIGKILL after `grace_secs` or if `is_urgent()`. Returns when all have ended.
 
         With `only`, other processes are not affected. For all processes, this also completes the output;
         without running processes it does only that.
         """
-        chosen = [p for p in self._processes if only is None or p.task in only]
-        for process in chosen:
+        selected = [p for p in self._processes if only is None or p.task in only]
+        for process in selected:
             process.send(signum)
-        self._wait(chosen, grace_secs, hurry)
-        for process in chosen:
+        self._wait(selected, grace_secs, is_urgent)
+        for process in selected:
             if not process.has_ended:
                 process.kill()
-        self._wait(chosen, _KILL_SECS)
+        self._wait(selected, _KILL_SECS)
         if only is None:
             self._close_connections()
             self._output.finish()
@@ -170,7 +170,7 @@ class ProcessGroup:
     @property
     def failures(self) -> list[ProcessExit]:
         """The exits other than 0, in the order of detection."""
-        return [end for end in self.exits if end.returncode != 0]
+        return [process_exit for process_exit in self.exits if process_exit.returncode != 0]
 
     def cpu_ticks(self) -> Mapping[str, int]:
         """Returns the processor time of each process tree of this machine by the name of the log."""
@@ -204,22 +204,25 @@ class ProcessGroup:
 
     def _close_connections(self) -> None:
         """Closes all connections. Returns when ssh has ended, which `kill` enforces."""
-        until_secs = time.monotonic() + _KILL_SECS
+        deadline_secs = time.monotonic() + _KILL_SECS
         self._poll_connections()
-        while self._closing and time.monotonic() < until_secs:
+        while self._closing and time.monotonic() < deadline_secs:
             time.sleep(_WAIT_INTERVAL_SECS)
             self._poll_connections()
         for connection in self._closing:
             connection.kill()
 
     def _wait(
-        self, chosen: Sequence[Process], timeout_secs: float, hurry: Callable[[], bool] = lambda: False
+        self,
+        selected: Sequence[Process],
+        timeout_secs: float,
+        is_urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         """Waits until all have ended, or until the timeout."""
-        until_secs = time.monotonic() + timeout_secs
+        deadline_secs = time.monotonic() + timeout_secs
         self.poll()
-        while not all(process.has_ended for process in chosen):
-            if time.monotonic() >= until_secs or hurry():
+        while not all(process.has_ended for process in selected):
+            if time.monotonic() >= deadline_secs or is_urgent():
                 return
             time.sleep(_WAIT_INTERVAL_SECS)
             self.poll()

@@ -68,15 +68,15 @@ def tree_cpu_ticks(leaders: Iterable[int]) -> dict[int, int]:
             pid = int(path.parent.name)
             parents[pid], groups[pid] = int(fields[1]), int(fields[2])
             ticks[pid] = sum(map(int, fields[11:15]))
-    total = {leader: 0 for leader in leaders if leader in ticks}
-    for pid, used in ticks.items():
+    total_ticks = {leader: 0 for leader in leaders if leader in ticks}
+    for pid, process_ticks in ticks.items():
         leader = groups[pid]
         ancestor = pid
-        while leader not in total and ancestor in parents:
+        while leader not in total_ticks and ancestor in parents:
             ancestor = leader = parents[ancestor]
-        if leader in total:
-            total[leader] += used
-    return total
+        if leader in total_ticks:
+            total_ticks[leader] += process_ticks
+    return total_ticks
 
 
 class OrphanReaper:
@@ -98,7 +98,7 @@ class OrphanReaper:
         if not self._is_first or now_secs - self._polled_secs < _REAP_INTERVAL_SECS:
             return
         self._polled_secs = now_secs
-        zombies = _zombies_of(os.getpid()) - set(children)
+        zombies = _find_zombies(os.getpid()) - set(children)
         self._zombies = {pid: self._zombies.get(pid, now_secs) for pid in zombies}
         for pid, since_secs in self._zombies.items():
             if now_secs - since_secs >= _ORPHAN_SECS:
@@ -106,7 +106,7 @@ class OrphanReaper:
                     os.waitpid(pid, os.WNOHANG)
 
 
-def _zombies_of(parent: int) -> set[int]:
+def _find_zombies(parent: int) -> set[int]:
     zombies = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -12,12 +12,12 @@ _CHECKPOINT = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})", re.ASCII)
 
 def flag_value(flag: str, command: list[str]) -> str | None:
     """Returns the value of the last `--flag` of a command, with `=` or as the next argument, or None."""
-    found, wanted = None, re.compile(rf"--?{flag}(?:=(.*))?", re.DOTALL)
-    for word, following in zip(command, [*command[1:], None], strict=True):
-        match = wanted.fullmatch(word)
+    value, pattern = None, re.compile(rf"--?{flag}(?:=(.*))?", re.DOTALL)
+    for argument, next_argument in zip(command, [*command[1:], None], strict=True):
+        match = pattern.fullmatch(argument)
         if match:
-            found = following if match[1] is None else match[1]
-    return found
+            value = next_argument if match[1] is None else match[1]
+    return value
 
 
 def local_model_dir(command: list[str]) -> Path | None:

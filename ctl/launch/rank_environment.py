@@ -52,10 +52,10 @@ def option_environ(options: Mapping[str, Any]) -> dict[str, str]:
     return environ
 
 
-def rank_environ(place: Ranks, hostname: str) -> dict[str, str]:
+def rank_environ(rank_info: Ranks, hostname: str) -> dict[str, str]:
     """Returns the variables from which scripts and Horovod's libraries read their rank."""
     names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-    environ = {f"HOROVOD_{name.upper()}": str(getattr(place, name)) for name in names}
+    environ = {f"HOROVOD_{name.upper()}": str(getattr(rank_info, name)) for name in names}
     return {**environ, "HOROVOD_HOSTNAME": hostname}
 
 
@@ -64,14 +64,15 @@ def visible_gpu(local_rank: int, *, is_here: bool, environ: Mapping[str, str] = 
 
     Raises UsageError if there are more ranks than visible GPUs.
     """
-    listed = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
-    if not is_here or not listed:
+    visible_gpus = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    if not is_here or not visible_gpus:
         return str(local_rank)
-    gpus = [gpu.strip() for gpu in listed.split(",")]
+    gpus = [gpu.strip() for gpu in visible_gpus.split(",")]
     if local_rank >= len(gpus):
         raise UsageError(
-            f"--bind_gpus needs a GPU for local rank {local_rank}, but CUDA_VISIBLE_DEVICES={listed} has "
-            f"{len(gpus)}; start at most {len(gpus)} processes here, or leave --bind_gpus out"
+            f"--bind_gpus requires a GPU for local rank {local_rank}, but "
+            f"CUDA_VISIBLE_DEVICES={visible_gpus} has "
+            f"{len(gpus)}; start at most {len(gpus)} processes on this machine, or omit --bind_gpus"
         )
     return gpus[local_rank]
 

@@ -15,9 +15,9 @@ from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
 from ctl.launch.horovodrun_options import report
-from ctl.launch.host_allocation import Places
+from ctl.launch.host_allocation import Placement
 from ctl.launch.hosts import Host
-from ctl.launch.monitor import Monitor, Outcome, PassedOnSignals
+from ctl.launch.monitor import ForwardedSignals, Monitor, Outcome
 from ctl.launch.output import RankOutput
 from ctl.launch.process import ProcessExit
 from ctl.launch.process_group import ProcessGroup
@@ -54,22 +54,22 @@ class RankJob:
     heartbeat_timeout_secs: float = 60.0
     private: Mapping[str, str] = field(default_factory=lambda: {"CTL_HVD_SECRET": secrets.token_hex(32)})
 
-    def process_group(self) -> ProcessGroup:
+    def create_process_group(self) -> ProcessGroup:
         """Returns a group without processes."""
         return ProcessGroup(self.command, self.output, ssh_options=self.ssh_options)
 
-    def heartbeats(self) -> HeartbeatMonitor:
+    def create_heartbeat_monitor(self) -> HeartbeatMonitor:
         """Returns the monitor of the ranks of this machine. Other machines are not monitored."""
         timeouts = Timeouts(heartbeat=self.heartbeat_timeout_secs, startup=0.0)
         monitor = HeartbeatMonitor(None, timeouts, ranks_only=True)
         monitor.reset([])
         return monitor
 
-    def environ_of(self, place: Ranks, host: str, *, is_here: bool) -> dict[str, str]:
+    def build_environ(self, rank_info: Ranks, host: str, *, is_here: bool) -> dict[str, str]:
         """Returns the variables of one rank. Raises UsageError if there is no GPU for it."""
-        environ = {**self.environ, **rank_environ(place, host)}
+        environ = {**self.environ, **rank_environ(rank_info, host)}
         if self.binds_gpus:
-            environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(place.local_rank, is_here=is_here)
+            environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(rank_info.local_rank, is_here=is_here)
         return environ
 
     def start(
@@ -88,36 +88,36 @@ class RankJob:
 
 def describe_end(end: ProcessExit) -> str:
     """Returns a description of the end of a process, which follows its name."""
-    return end.why or (f"was ended by {end}" if end.signal_name else f"failed: {end}")
+    return end.description or (f"was ended by {end}" if end.signal_name else f"failed: {end}")
 
 
-def names_lost_peer(last_line: str) -> bool:
+def reports_lost_peer(last_line: str) -> bool:
     """Returns True if the last line of a traceback only reports the loss of another rank."""
     return any(name in last_line for name in ("HorovodInternalError", "LostRankError"))
 
 
-def run_ranks(job: RankJob, places: Places) -> int:
-    """Starts a process per place and waits. Returns the exit code of the first failure, or 0.
+def run_ranks(job: RankJob, placement: Placement) -> int:
+    """Starts the ranks and waits for their ends. Returns the exit code of the first failure, or 0.
 
     The code is 128+n for signal n, and 130 or 143 after a SIGINT or SIGTERM to the launcher.
     """
 
-    def is_consequence(end: ProcessExit) -> bool:
-        is_own = bool(end.signal_name or end.why)
-        return not is_own and names_lost_peer(job.output.last_error(end.task))
+    def is_consequence(process_exit: ProcessExit) -> bool:
+        has_own_cause = bool(process_exit.signal_name or process_exit.description)
+        return not has_own_cause and reports_lost_peer(job.output.last_error(process_exit.task))
 
-    hosts = [Host(target).address for target in places.hosts or ()]
+    hosts = [Host(target).address for target in placement.hosts or ()]
     environs = [
-        job.environ_of(rank_placement(places, task), host, is_here=not places.remote_host(task))
-        for task, host in zip(places.tasks, hosts, strict=True)
+        job.build_environ(ranks_of_task(placement, task), host, is_here=not placement.remote_host(task))
+        for task, host in zip(placement.tasks, hosts, strict=True)
     ]
-    with contextlib.closing(job.heartbeats()) as heartbeats, PassedOnSignals() as signals:
-        group = job.process_group()
+    with contextlib.closing(job.create_heartbeat_monitor()) as heartbeats, ForwardedSignals() as signals:
+        group = job.create_process_group()
         try:
-            for task, host, environ in zip(places.tasks, hosts, environs, strict=True):
+            for task, host, environ in zip(placement.tasks, hosts, environs, strict=True):
                 if job.is_verbose:
                     report(f"rank {task.task_index} on {host}: {' '.join(job.command)}")
-                job.start(group, heartbeats, task, environ, places.remote_host(task))
+                job.start(group, heartbeats, task, environ, placement.remote_host(task))
             job.output.start()
             outcome = Monitor(group, 0.0, signals, heartbeats, is_consequence=is_consequence).wait()
             _end_ranks(group, outcome, signals)
@@ -127,30 +127,30 @@ def run_ranks(job: RankJob, places: Places) -> int:
     return _exit_code(group, outcome, signals)
 
 
-def rank_placement(places: Places, task: Topology) -> Ranks:
+def ranks_of_task(placement: Placement, task: Topology) -> Ranks:
     """Returns the ranks of a process. Two names of one machine count as two hosts."""
-    return ranks.among([f"{target}:" for target in places.hosts or ()], task.task_index)
+    return ranks.among([f"{target}:" for target in placement.hosts or ()], task.task_index)
 
 
-def _end_ranks(group: ProcessGroup, outcome: Outcome, signals: PassedOnSignals) -> None:
+def _end_ranks(group: ProcessGroup, outcome: Outcome, signals: ForwardedSignals) -> None:
     cause = outcome.cause
     signum = signals.received[0] if signals.received else signal.SIGTERM
     if cause is None:
-        group.end(SIGNAL_GRACE_SECS, signum, hurry=signals.impatient)
+        group.end(SIGNAL_GRACE_SECS, signum, is_urgent=signals.is_repeated)
         return
-    others = [str(t.task_index) for t in group.running if t != cause.task]
-    if others:
-        failed = f"rank {cause.task.task_index} {describe_end(cause)}"
-        report(f"{failed}; ending {', '.join(others)} with it")
-    group.end(FAILURE_GRACE_SECS, signum, hurry=lambda: bool(signals.received))
+    remaining_ranks = [str(t.task_index) for t in group.running if t != cause.task]
+    if remaining_ranks:
+        failure = f"rank {cause.task.task_index} {describe_end(cause)}"
+        report(f"{failure}; terminating the remaining ranks: {', '.join(remaining_ranks)}")
+    group.end(FAILURE_GRACE_SECS, signum, is_urgent=lambda: bool(signals.received))
 
 
-def _exit_code(group: ProcessGroup, outcome: Outcome, signals: PassedOnSignals) -> int:
+def _exit_code(group: ProcessGroup, outcome: Outcome, signals: ForwardedSignals) -> int:
     cause = outcome.cause
     if cause:
-        report(f"rank {cause.task.task_index} {describe_end(cause)} (it was the first to)")
+        report(f"rank {cause.task.task_index} {describe_end(cause)} (the first failure)")
         return cause.exit_code
     if signals.received and (group.running or group.failures):
-        report("ended by " + signal.Signals(signals.received[0]).name)
+        report("stopped by " + signal.Signals(signals.received[0]).name)
         return 128 + signals.received[0]
     return EXIT_DONE

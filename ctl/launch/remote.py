@@ -105,7 +105,7 @@ class _Server:
         os.set_blocking(self._frames, False)
         try:
             while self._is_connected:
-                self._step()
+                self._poll()
         finally:
             for child in self._children.values():
                 kill_group(child.popen.pid)
@@ -116,29 +116,31 @@ class _Server:
             with contextlib.suppress(OSError):
                 child.popen.send_signal(signum)
 
-    def _step(self) -> None:
+    def _poll(self) -> None:
         poll = select.poll()
         poll.register(self._orders, select.POLLIN)
         if self._pending:
             poll.register(self._frames, select.POLLOUT)
-        pipes = {}
+        process_by_pipe = {}
         if len(self._pending) < _MAX_PENDING_BYTES:
-            pipes = {pipe: number for number, c in self._children.items() for pipe in c.stream_by_pipe}
-        for pipe in pipes:
+            process_by_pipe = {
+                pipe: number for number, child in self._children.items() for pipe in child.stream_by_pipe
+            }
+        for pipe in process_by_pipe:
             poll.register(pipe, select.POLLIN)
         active = [descriptor for descriptor, _ in poll.poll(_POLL_MSECS)]
-        for pipe in pipes.keys() & active:
-            self._copy(pipes[pipe], pipe)
+        for pipe in process_by_pipe.keys() & active:
+            self._forward_output(process_by_pipe[pipe], pipe)
         if self._orders in active:
             self._read_orders()
         for number, child in list(self._children.items()):
             if child.popen.poll() is not None:
-                self._finish(number, child)
+                self._reap_child(number, child)
         self._write()
         if time.monotonic() - self._received_secs > self._silence_secs:
             self._is_connected = False
 
-    def _copy(self, number: int, pipe: int) -> bool:
+    def _forward_output(self, number: int, pipe: int) -> bool:
         """Moves available output of a process to the frames. Returns False if there was none."""
         child = self._children[number]
         data = child.read(pipe)
@@ -148,10 +150,10 @@ class _Server:
             child.close(pipe)
         return bool(data)
 
-    def _finish(self, number: int, child: _Child) -> None:
+    def _reap_child(self, number: int, child: _Child) -> None:
         kill_group(child.popen.pid)
         for pipe in list(child.stream_by_pipe):
-            while self._copy(number, pipe):
+            while self._forward_output(number, pipe):
                 pass
             if pipe in child.stream_by_pipe:  # a process of another session holds it
                 child.close(pipe)
@@ -186,12 +188,12 @@ class _Server:
             if not self._is_greeted:
                 self._is_greeted = line == GREETING
                 if not self._is_greeted:
-                    self._refuse()
+                    self._reject_input()
                     return
             elif line:
-                self._obey(json.loads(line))
+                self._execute_order(json.loads(line))
 
-    def _refuse(self) -> None:
+    def _reject_input(self) -> None:
         """Ends the connection: another program has read the beginning of the input."""
         self._send({
             "refused": f"a program on {os.uname().nodename} read the beginning of the launcher's input; "
@@ -202,16 +204,16 @@ class _Server:
         self._write()
         self._is_connected, self._exit_code = False, EXIT_USAGE
 
-    def _obey(self, order: Mapping[str, Any]) -> None:
+    def _execute_order(self, order: Mapping[str, Any]) -> None:
         if "start" in order:
-            self._start(order)
+            self._start_child(order)
         elif "signal" in order and (child := self._children.get(order["signal"])):
             with contextlib.suppress(OSError):
                 child.popen.send_signal(order["signum"])
         elif "kill" in order and (child := self._children.get(order["kill"])):
             kill_group(child.popen.pid)
 
-    def _start(self, order: Mapping[str, Any]) -> None:
+    def _start_child(self, order: Mapping[str, Any]) -> None:
         try:
             self._children[order["start"]] = _Child(order)
         except (OSError, ValueError, IndexError) as e:
@@ -219,10 +221,11 @@ class _Server:
 
 
 def _start_error(order: Mapping[str, Any], error: Exception) -> str:
-    host, directory, path = os.uname().nodename, order["directory"], order["environ"].get("PATH")
+    hostname, directory, path = os.uname().nodename, order["directory"], order["environ"].get("PATH")
     if not os.path.isdir(directory):
-        return f"the directory {directory!r} does not exist on {host}; expected the same paths on all hosts"
+        expected = "the same paths on all hosts"
+        return f"the directory {directory!r} does not exist on {hostname}; expected {expected}"
     program = order["command"][0] if order["command"] else ""
     if os.path.dirname(program) or shutil.which(program, path=path):
-        return f"the command {program!r} cannot be run on {host} ({error}); expected an executable file"
-    return f"the command {program!r} was not found on {host}; expected a program on PATH={path}"
+        return f"the command {program!r} cannot be run on {hostname} ({error}); expected an executable file"
+    return f"the command {program!r} was not found on {hostname}; expected a program on PATH={path}"

@@ -58,6 +58,7 @@ class RemoteProcess(Process):
 
     @property
     def has_ended(self) -> bool:
+        """True if the process had ended at the last `poll`."""
         return self._has_ended
 
     @property
@@ -66,12 +67,14 @@ class RemoteProcess(Process):
         return False
 
     def send(self, signum: int) -> None:
+        """Sends a signal over the connection. A process that has not started is canceled instead."""
         if self._connection.is_ready:
             self._connection.send({"signal": self._number, "signum": int(signum)})
         else:
             self._cancel(signum)
 
     def kill(self) -> None:
+        """Requests SIGKILL for the process and its group. Later calls have no effect."""
         self._is_killed = True
         if not self._connection.is_ready:
             self._cancel(signal.SIGKILL)
@@ -80,8 +83,9 @@ class RemoteProcess(Process):
             self._connection.send({"kill": self._number})
 
     def poll(self) -> ProcessExit | None:
+        """Returns the exit, or None while the process runs. A kill without an answer counts as an exit."""
         if self._exit is None and self._kill_secs is not None and time.monotonic() >= self._kill_secs:
-            self.note_exit(-signal.SIGKILL)  # the connection is slow or lost; its end kills the process
+            self.record_exit(-signal.SIGKILL)  # the connection is slow or lost; its end kills the process
         self._has_ended = self._exit is not None
         return self._exit
 
@@ -91,27 +95,27 @@ class RemoteProcess(Process):
             while data:
                 data = data[os.write(self._descriptors[stream], data) :]
 
-    def note_exit(self, returncode: int, reason: str = "", loss: str | None = None) -> None:
+    def record_exit(self, returncode: int, reason: str = "", loss: str | None = None) -> None:
         """Records the end of the process. Only the first call counts."""
         with self._lock:
             if self._exit is not None:
                 return
-            end = self.exit_of(returncode)
+            process_exit = self.build_exit(returncode)
             descriptors, self._descriptors = self._descriptors, {}
             for descriptor in descriptors.values():
                 os.close(descriptor)
-            self._exit = replace(end, why=reason, loss=loss) if loss else end
+            self._exit = replace(process_exit, description=reason, loss=loss) if loss else process_exit
 
-    def note_error(self, text: str, returncode: int, reason: str, loss: str) -> None:
+    def record_error(self, text: str, returncode: int, reason: str, loss: str) -> None:
         """Writes a text to the stderr of the process, and records its end."""
         self.write(2, text.rstrip().encode() + b"\n")
-        self.note_exit(returncode, reason, loss)
+        self.record_exit(returncode, reason, loss)
 
     def _cancel(self, signum: int) -> None:
-        """Ends a process that has not started: ssh is still connecting."""
+        """Cancels a process that has not started, because ssh is still connecting."""
         self._is_killed = True
         self._connection.send({"kill": self._number})
-        self.note_exit(-signum)
+        self.record_exit(-signum)
 
 
 class HostConnection:
@@ -131,7 +135,7 @@ class HostConnection:
         self._processes: dict[int, RemoteProcess] = {}
         self._starts: dict[int, bytes] = {}  # orders, which another connection repeats
         self._refusal = ""  # of the remote end
-        self._noise = b""  # output of the login shell before the remote end starts
+        self._login_output = b""  # output of the login shell before the remote end starts
         self._close_secs: float | None = None
         self._num_connects = 0
         self._connect_secs: float | None = None  # of the next attempt to connect
@@ -198,9 +202,9 @@ class HostConnection:
         if returncode is not None:
             kill_group(self.pid)
             self._reader.join(_KILL_SECS)
-            self._note_end(returncode)
+            self._record_end(returncode)
             if self.has_ended:
-                self._errors.close()
+                self._stderr_file.close()
         elif self._close_secs is not None and now_secs >= self._close_secs:
             self.kill()
         elif not self.is_ready and now_secs >= self._ready_by_secs:
@@ -213,7 +217,7 @@ class HostConnection:
     def _connect(self) -> None:
         self._num_connects += 1
         self._ready_by_secs = time.monotonic() + _READY_SECS
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the connection)
+        self._stderr_file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the connection)
         self._orders: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._orders.put(GREETING)
         for number, order in self._starts.items():
@@ -223,7 +227,7 @@ class HostConnection:
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
+            stderr=self._stderr_file,
             start_new_session=True,
             preexec_fn=die_with_parent(),  # noqa: PLW1509 (it only calls into C)
         )
@@ -243,7 +247,7 @@ class HostConnection:
             while not (line := stdout.readline(_MAX_ERROR_BYTES)).endswith(READY):
                 if not line:
                     return
-                self._noise = (self._noise + line)[-_MAX_ERROR_BYTES:]
+                self._login_output = (self._login_output + line)[-_MAX_ERROR_BYTES:]
             self.is_ready = True
             while line := stdout.readline():
                 frame = json.loads(line)
@@ -259,52 +263,60 @@ class HostConnection:
             process.write(frame["stream"], data)
         elif "error" in frame:
             reason = f"cannot be started: {frame['error']}"
-            process.note_error(f"ctl launch: {frame['error']}", EXIT_USAGE, reason, ERROR)
+            process.record_error(f"ctl launch: {frame['error']}", EXIT_USAGE, reason, ERROR)
         else:
-            process.note_exit(frame["exit"])
+            process.record_exit(frame["exit"])
 
-    def _note_end(self, returncode: int) -> None:
+    def _record_end(self, returncode: int) -> None:
         running = [process for process in self._processes.values() if not process.poll()]
         if not running:
             return
-        stderr = self._stderr()
+        stderr = self._read_stderr()
         error = self._refusal or ssh.error_line(stderr)
         is_outside = returncode == ssh.EXIT_UNREACHABLE and not self._refusal
         is_refused = is_outside and not self.is_ready and ssh.is_refused(stderr)
         if is_refused and self._num_connects < _MAX_CONNECTS:
             self._connect_secs = time.monotonic() + random.uniform(*_CONNECT_PAUSE_SECS)
             return
-        ended = f"ssh ended with {ProcessExit(running[0].task, returncode, 0.0)}"
-        has_started = self.is_ready and not self._refusal
+        ssh_exit = f"ssh ended with {ProcessExit(running[0].task, returncode, 0.0)}"
+        had_started = self.is_ready and not self._refusal
         code, loss = ssh.EXIT_UNREACHABLE, OUTSIDE
-        if has_started:
+        if had_started:
             code = returncode if returncode < 0 else code
-            reason = f"lost its machine {self.host}: {error or ended}"
+            reason = f"lost its machine {self.host}: {error or ssh_exit}"
         elif not self._refusal and (returncode < 0 or (is_outside and not ssh.is_permanent(stderr))):
-            reason = f"cannot be started, because host {self.host} cannot be reached: {error or ended}"
+            reason = f"cannot be started, because host {self.host} cannot be reached: {error or ssh_exit}"
         else:
             code, loss = EXIT_USAGE, REFUSED
-            reason = f"cannot be started on {self.host}: {self._explained(error, ended, is_outside)}"
+            reason = (
+                f"cannot be started on {self.host}: {self._describe_failure(error, ssh_exit, is_outside)}"
+            )
         for process in running:
-            process.note_error(stderr if stderr.strip() else f"ctl launch: it {reason}", code, reason, loss)
+            process.record_error(
+                stderr if stderr.strip() else f"ctl launch: it {reason}", code, reason, loss
+            )
 
-    def _explained(self, error: str, ended: str, is_outside: bool) -> str:
+    def _describe_failure(self, error: str, ssh_exit: str, is_outside: bool) -> str:
         if self._refusal:
             return error
         if is_outside:
-            return f"{error}; expected that `ssh -o BatchMode=yes {self.host} true` works by itself"
-        error = error or ssh.error_line(self._noise.decode(errors="replace")) or "no message came"
-        return f"{error} ({ended}); expected {ssh.installation_paths()} there"
+            return f"{error}; expected that `ssh -o BatchMode=yes {self.host} true` succeeds"
+        error = (
+            error
+            or ssh.error_line(self._login_output.decode(errors="replace"))
+            or "no error message was received"
+        )
+        return f"{error} ({ssh_exit}); expected the files {ssh.installation_paths()} on that host"
 
-    def _stderr(self) -> str:
-        with contextlib.suppress(OSError, ValueError), self._errors:
-            self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _MAX_ERROR_BYTES))
-            return self._errors.read().decode(errors="replace")
+    def _read_stderr(self) -> str:
+        with contextlib.suppress(OSError, ValueError), self._stderr_file:
+            self._stderr_file.seek(max(0, self._stderr_file.seek(0, os.SEEK_END) - _MAX_ERROR_BYTES))
+            return self._stderr_file.read().decode(errors="replace")
         return ""
 
 
 def _write_orders(stdin: IO[bytes], orders: "queue.SimpleQueue[bytes | None]") -> None:
-    """Sends orders until None, and keepalives in between."""
+    """Sends orders until None, and a keepalive after each pause of `KEEPALIVE_SECS`."""
     with contextlib.suppress(OSError, ValueError), stdin:
         while True:
             try:

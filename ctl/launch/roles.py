@@ -1,21 +1,21 @@
 """Roles of the processes of a job, and names of processes and logs.
 
-chief, worker    train together: the failure of one ends all
-ps, worker       of a job with parameter servers: they serve the chief, which trains
-evaluator        evaluates checkpoints: its end does not end the job
+chief, worker    train synchronously: the failure of one ends all
+ps, worker       of a job with parameter servers: they are servers of the chief, which trains
+evaluator        evaluates checkpoints: its failure does not end the job
 """
 
 from ctl.distribute.topology import Topology
 
 
-def serves(task: Topology) -> bool:
+def is_server(task: Topology) -> bool:
     """Returns True for a process without state to save, which ends when the chief has succeeded."""
     return "ps" in task.tasks and task.task_type in ("ps", "worker")
 
 
 def is_expendable(task: Topology) -> bool:
     """Returns True for a process that training does not require."""
-    return task.task_type == "evaluator" or (serves(task) and task.task_type == "worker")
+    return task.task_type == "evaluator" or (is_server(task) and task.task_type == "worker")
 
 
 def task_name(task: Topology) -> str:
@@ -31,6 +31,6 @@ def log_name(task: Topology) -> str:
     return f"job_{task.worker_index}.log"
 
 
-def trains(task: Topology) -> bool:
+def is_training_task(task: Topology) -> bool:
     """Returns True for a process that participates in every step: chief and workers without servers."""
-    return task.task_type in ("chief", "worker") and not serves(task)
+    return task.task_type in ("chief", "worker") and not is_server(task)

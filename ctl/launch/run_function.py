@@ -20,10 +20,16 @@ from typing import Any
 
 from ctl.errors import EXIT_DONE, EXIT_FAILED, CtlError, UsageError
 from ctl.launch.config_file import NO_MPI
-from ctl.launch.horovodrun_cli import elastic_job, hosts_of, rank_job, refuse_remote, wants_elastic
+from ctl.launch.horovodrun_cli import (
+    build_elastic_job,
+    build_rank_job,
+    check_hosts_are_local,
+    parse_host_options,
+    requests_elastic_job,
+)
 from ctl.launch.horovodrun_options import Options, no_options
 from ctl.launch.host_allocation import allocate_ranks
-from ctl.launch.rank_job import names_lost_peer, run_ranks
+from ctl.launch.rank_job import reports_lost_peer, run_ranks
 
 # The arguments of `run` besides the function, as in horovod.run, that are options of ctlrun.
 _ARGUMENTS = (
@@ -55,10 +61,12 @@ def run(
     Args:
       func: A function of a module is passed by name, any other by cloudpickle; both through files
         in a directory without access for other users.
-      args, kwargs: Arguments of the function.
-      num_proc, np: Number of processes, default 1.
+      args: Positional arguments of the function.
+      kwargs: Keyword arguments of the function.
+      num_proc: Number of processes, default 1.
+      np: Another name of `num_proc`.
       executable: Python interpreter, by default the current one.
-      options: `hosts`, `hostfile`, `start_timeout`, `output_filename`, `verbose`, and for elastic jobs
+      **options: `hosts`, `hostfile`, `start_timeout`, `output_filename`, `verbose`, and for elastic jobs
         `min_np`, `max_np`, `reset_limit`, `cooldown_range`, `host_discovery_script`, `slots`, as
         options of ctlrun. Further names of horovod.run are ignored.
 
@@ -67,12 +75,12 @@ def run(
     """
     checked = _check_arguments({**options, "num_proc": np if num_proc is None else num_proc})
     if threading.current_thread() is not threading.main_thread():
-        raise UsageError("run() was called in a thread; call it in the main thread.")
+        raise UsageError("run() was called in another thread; call it in the main thread.")
     directory = Path(tempfile.mkdtemp(prefix="ctl-run-"))  # mode 0700
     try:
         _write_call(directory / _CALL, func, tuple(args), dict(kwargs or {}))
         command = [executable or sys.executable, "-m", "ctl.launch.run_function", str(directory)]
-        return _results(directory, *_run_processes(checked, command))
+        return _collect_results(directory, *_run_processes(checked, command))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -81,15 +89,15 @@ def _check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of ctlrun for these arguments. Raises UsageError for invalid values."""
     options = no_options()
     if arguments.get("use_mpi"):
-        raise UsageError(f"use_mpi=True came; {NO_MPI}")
+        raise UsageError(f"use_mpi=True was given, but {NO_MPI}")
     for name, value in arguments.items():
         if value is None:
             continue
         if name in _ARGUMENTS or name in _RENAMED:
             options[_RENAMED.get(name, name)] = value
         elif name not in (*_IGNORED, "use_mpi"):
-            known = ", ".join([*_ARGUMENTS, *_RENAMED])
-            raise TypeError(f"run() got an unknown argument {name!r}; expected some of {known}.")
+            argument_names = ", ".join([*_ARGUMENTS, *_RENAMED])
+            raise TypeError(f"run() got an unexpected argument {name!r}; expected one of {argument_names}.")
     options["num_proc"] = 1 if options["num_proc"] is None else int(options["num_proc"])
     return options
 
@@ -100,24 +108,25 @@ def _write_call(
     try:
         data = pickle.dumps((func, args, kwargs))
         if b"__main__" in data:  # `__main__` is another program in the new process
-            raise pickle.PicklingError("it belongs to __main__")
+            raise pickle.PicklingError("it is defined in __main__")
     except Exception as e:
-        data = _by_value(func, args, kwargs, e)
+        data = _pickle_by_value(func, args, kwargs, e)
     with open(path, "wb") as file:
         pickle.dump([p or os.getcwd() for p in sys.path], file)
         file.write(data)
 
 
-def _by_value(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], why: Exception
+def _pickle_by_value(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], pickling_error: Exception
 ) -> bytes:
     name = getattr(func, "__qualname__", repr(func))
     try:
         import cloudpickle
     except ImportError:
         raise UsageError(
-            f"{name} cannot be passed on by its name ({why}); write it into a module of its own, or "
-            "`pip install cloudpickle`"
+            f"{name} cannot be pickled by name ({pickling_error}); move it to a module that other "
+            "processes can "
+            "import, or run `pip install cloudpickle`"
         ) from None
     try:
         return bytes(cloudpickle.dumps((func, args, kwargs)))
@@ -127,39 +136,43 @@ def _by_value(
 
 def _run_processes(options: Options, command: list[str]) -> tuple[list[int], int]:
     """Runs the job. Returns the numbers of its processes by rank, and its exit code."""
-    own, path = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
-    environ = {"PYTHONPATH": os.pathsep.join([own, *([path] if path else [])])}  # to find `ctl`
-    if wants_elastic(options):
-        job = elastic_job(options, rank_job(options, command, 0, environ), local_only=True)
+    package_dir, python_path = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
+    environ = {
+        "PYTHONPATH": os.pathsep.join([package_dir, *([python_path] if python_path else [])])
+    }  # to find `ctl`
+    if requests_elastic_job(options):
+        job = build_elastic_job(options, build_rank_job(options, command, 0, environ), local_only=True)
         exit_code = job.run()
-        return [number for _, number in sorted(job.done)], exit_code
-    places = allocate_ranks(hosts_of(options), options["num_proc"])
-    refuse_remote(places.remote.values())
-    exit_code = run_ranks(rank_job(options, command, len(places.tasks), environ), places)
-    return list(range(len(places.tasks))), exit_code
+        return [number for _, number in sorted(job.completed_workers)], exit_code
+    placement = allocate_ranks(parse_host_options(options), options["num_proc"])
+    check_hosts_are_local(placement.remote.values())
+    exit_code = run_ranks(build_rank_job(options, command, len(placement.tasks), environ), placement)
+    return list(range(len(placement.tasks))), exit_code
 
 
-def _results(directory: Path, numbers: Sequence[int], exit_code: int) -> list[Any]:
+def _collect_results(directory: Path, numbers: Sequence[int], exit_code: int) -> list[Any]:
     """Returns the results of the processes in this order."""
-    found = {
+    result_by_number = {
         int(path.suffix[1:]): pickle.loads(path.read_bytes())
         for path in directory.glob("result.*")
         if path.suffix[1:].isdigit()
     }
-    failed = [(number, text) for number, (is_good, text) in found.items() if not is_good]
-    # The error message names the lost peer, not a rank that only lost it.
-    failed.sort(key=lambda one: (names_lost_peer(one[1].rstrip().rpartition("\n")[2]), one))
+    failed = [
+        (number, text) for number, (has_succeeded, text) in result_by_number.items() if not has_succeeded
+    ]
+    # Sorts errors about a lost peer last, because the peer's own error is the cause.
+    failed.sort(key=lambda entry: (reports_lost_peer(entry[1].rstrip().rpartition("\n")[2]), entry))
     if exit_code and failed:
         number, text = failed[0]
         raise RankError(f"the function failed on rank {number}:\n{text}")
-    if exit_code or not set(numbers) <= set(found):
-        missing = next((number for number in numbers if number not in found), None)
+    if exit_code or not set(numbers) <= set(result_by_number):
+        missing = next((number for number in numbers if number not in result_by_number), None)
         which = "a process" if missing is None else f"rank {missing}"
         raise RankError(
-            f"{which} ended without a result; the job's exit code is {exit_code} and what it said is on "
+            f"{which} ended without a result; the job's exit code is {exit_code}, and its error is on "
             "stderr"
         )
-    return [found[number][1] for number in numbers]
+    return [result_by_number[number][1] for number in numbers]
 
 
 def call_function(argv: list[str]) -> int:
@@ -182,7 +195,7 @@ def call_function(argv: list[str]) -> int:
         data = pickle.dumps(result)
     except Exception as e:
         came = type(result[1]).__name__
-        result = (False, f"what it returned, a {came}, cannot be passed on: {e}\n")
+        result = (False, f"the return value, of type {came}, cannot be pickled: {e}\n")
         data = pickle.dumps(result)
     new = directory / f"result.{number}.new"
     new.write_bytes(data)

@@ -60,6 +60,10 @@ def ssh_command(host: str, options: SshOptions | None = None) -> list[str]:
 
     Args:
       host: "host" or "user@host", checked by `ctl.launch.hosts`.
+      options: Port and private key, in addition to ~/.ssh/config.
+
+    Returns:
+      The program and its arguments.
 
     Raises:
       UsageError: A path of this installation contains a character that login shells read differently.

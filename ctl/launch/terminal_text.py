@@ -1,8 +1,8 @@
-"""Conversion of terminal output to plain text, without escape sequences and overwritten text.
+r"""Conversion of terminal output to plain text, without escape sequences and overwritten text.
 
 text = TerminalText()
 text.feed(b"10%\r20%\r\n")      -> b"20%\n"
-tail(Path("job_0.log"), lines=20)
+read_tail(Path("job_0.log"), lines=20)
 """
 
 import os
@@ -28,22 +28,22 @@ class TerminalText:
 
     def feed(self, data: bytes) -> bytes:
         """Adds bytes. Returns the completed lines, each with its line end."""
-        *done, self._line = (self._line + data).split(b"\n")
-        plain = b"".join(_visible(line) + b"\n" for line in done)
+        *complete_lines, self._line = (self._line + data).split(b"\n")
+        plain_text = b"".join(_visible_text(line) + b"\n" for line in complete_lines)
         if len(self._line) > _MAX_OVERWRITTEN_BYTES and b"\r" in self._line:
-            before, _, after = self._line.rpartition(b"\r")
-            self._line = _visible(before) + b"\r" + after
+            complete_part, _, last_part = self._line.rpartition(b"\r")
+            self._line = _visible_text(complete_part) + b"\r" + last_part
         if len(self._line) > _MAX_TEXT_BYTES:
-            plain, self._line = plain + _visible(self._line), b""
-        return plain
+            plain_text, self._line = plain_text + _visible_text(self._line), b""
+        return plain_text
 
     def flush(self) -> bytes:
         """Returns the last line with a line end, if it has none yet."""
-        line, self._line = _visible(self._line), b""
+        line, self._line = _visible_text(self._line), b""
         return line + b"\n" if line else b""
 
 
-def tail(path: Path, lines: int = 20) -> str:
+def read_tail(path: Path, lines: int = 20) -> str:
     """Returns the last `lines` lines of a log without escape sequences, or "" if it cannot be read."""
     try:
         with open(path, "rb") as file:
@@ -52,11 +52,11 @@ def tail(path: Path, lines: int = 20) -> str:
     except OSError:
         return ""
     text = TerminalText()
-    plain = text.feed(data) + text.flush()
-    return "\n".join(plain.decode(errors="replace").split("\n")[:-1][-lines:])
+    plain_text = text.feed(data) + text.flush()
+    return "\n".join(plain_text.decode(errors="replace").split("\n")[:-1][-lines:])
 
 
-def _visible(line: bytes) -> bytes:
+def _visible_text(line: bytes) -> bytes:
     """Returns the visible part of a line with carriage returns: the last part that is not blank."""
-    stretches = _CONTROL.sub(b"", _ESCAPE.sub(b"", line)).split(b"\r")
-    return next((s for s in reversed(stretches) if s.strip()), b"")
+    segments = _CONTROL.sub(b"", _ESCAPE.sub(b"", line)).split(b"\r")
+    return next((s for s in reversed(segments) if s.strip()), b"")

@@ -23,16 +23,16 @@ _BACKLOG = 4096
 
 
 class WorkerChannels:
-    """Authentication of workers in one thread, and one reader thread per connection."""
+    """Connections to workers: one thread that authenticates them, and one reader thread per connection."""
 
     def __init__(self, secret: str, host: str):
         """Binds a free port of `host`. Raises OSError if it is not an address of this machine."""
         server = socket.create_server((host, 0), backlog=_BACKLOG)
         self.port = server.getsockname()[1]
         endpoint = authenticated_channel.Endpoint(secret.encode(), PURPOSE, IDENTITY)
-        self._listener = Listener(server, endpoint, _refuse_claim)
+        self._listener = Listener(server, endpoint, _check_claim)
         self._events: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
-        self._lines: dict[int, JsonLines] = {}
+        self._channels: dict[int, JsonLines] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="elastic-line", daemon=True)
@@ -47,41 +47,41 @@ class WorkerChannels:
     def send(self, worker: int, message: dict[str, Any]) -> bool:
         """Sends a message. Returns False if the worker has no connection."""
         with self._lock:
-            line = self._lines.get(worker)
-        return line is not None and line.send(message)
+            channel = self._channels.get(worker)
+        return channel is not None and channel.send(message)
 
     def close(self) -> None:
         """Ends all connections."""
         self._closed.set()
         self._thread.join(4 * _ACCEPT_SECS)
         with self._lock:
-            lines, self._lines = list(self._lines.values()), {}
-        for line in lines:
-            line.close()
+            channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            channel.close()
 
     def _accept(self) -> None:
         while not self._closed.is_set():
             for connection, claim in self._listener.accept_callers(_ACCEPT_SECS):
-                line, worker = JsonLines(connection), claim["worker"]
+                channel, worker = JsonLines(connection), claim["worker"]
                 with self._lock:
-                    self._lines[worker] = line
-                threading.Thread(target=self._read, args=[worker, line], daemon=True).start()
+                    self._channels[worker] = channel
+                threading.Thread(target=self._read, args=[worker, channel], daemon=True).start()
         self._listener.close()
 
-    def _read(self, worker: int, line: JsonLines) -> None:
-        while (message := line.receive()) is not None:
+    def _read(self, worker: int, channel: JsonLines) -> None:
+        while (message := channel.receive()) is not None:
             self._events.put((worker, message))
         with self._lock:
-            is_newest = self._lines.get(worker) is line
+            is_newest = self._channels.get(worker) is channel
             if is_newest:
-                del self._lines[worker]
-        line.close()
+                del self._channels[worker]
+        channel.close()
         if is_newest:
             self._events.put((worker, {"gone": True}))
 
 
-def _refuse_claim(claim: dict[str, Any]) -> ChannelRefusedError | None:
+def _check_claim(claim: dict[str, Any]) -> ChannelRefusedError | None:
     worker = claim.get("worker")
     if isinstance(worker, int) and not isinstance(worker, bool) and worker >= 0:
         return None
-    return ChannelRefusedError(f"worker {worker!r} came; expected its number")
+    return ChannelRefusedError(f"received the worker {worker!r}; expected its number")

@@ -25,18 +25,20 @@ from ctl.io.console import ignore_closed_stdout
 from ctl.version import __version__
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "tensorboard", "protobuf")
-_OLDEST_TENSORFLOW = (2, 16)
-_MOST_NAMES = 8
+_MIN_TENSORFLOW = (2, 16)
+_MAX_NAMES = 8
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the diagnosis. Returns 0, or 2 if it has problems."""
     parser = argparse.ArgumentParser(
         prog="ctl doctor",
-        description="Print what this process understands of its cluster, and what is wrong.",
+        description="Print the cluster configuration that this process has detected, and its problems.",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
-    parser.add_argument("--no_network", action="store_true", help="resolve no names, try no ports")
+    parser.add_argument(
+        "--no_network", action="store_true", help="do not resolve host names or check the port"
+    )
     options = parser.parse_args(list(argv))
     diagnosis = diagnose(os.environ, network=not options.no_network)
     with ignore_closed_stdout():
@@ -59,88 +61,91 @@ def diagnose(environ: Mapping[str, str], *, network: bool = True) -> dict[str, A
     try:
         diagnosis |= _read_cluster(environ)
         if network:
-            me = detection.read_topology(environ).without_servers()
-            diagnosis["notes"] = [*diagnosis["notes"], *_nameless(me)]
-            own_port.check_port_is_free(me)
+            topology = detection.read_topology(environ).without_servers()
+            diagnosis["notes"] = [*diagnosis["notes"], *_find_unresolved_hosts(topology)]
+            own_port.check_port_is_free(topology)
     except UsageError as e:
         problems.append(str(e))
-    where = directories.read_directories("", environ)
-    problems += _unwritable(where.model_dir) + _unwritable(where.model)
+    configured = directories.read_directories("", environ)
+    problems += _check_writable(configured.model_dir) + _check_writable(configured.model)
     diagnosis["directories"] = {
-        "model_dir": where.model_dir,
-        "logs": where.logs or _inside(where.model_dir, "logs"),
-        "model": where.model,
-        "sources": list(where.sources),
+        "model_dir": configured.model_dir,
+        "logs": configured.logs or _join_path(configured.model_dir, "logs"),
+        "model": configured.model,
+        "sources": list(configured.sources),
     }
-    if paths.is_url(where.model_dir):
-        note = "metrics.jsonl is not written to a URL; mount the bucket, or give --model_dir a path."
+    if paths.is_url(configured.model_dir):
+        note = "metrics.jsonl is not written to a URL; mount the bucket, or set --model_dir to a path."
         diagnosis["notes"] = [*diagnosis["notes"], note]
-    diagnosis["versions"], old = _versions()
+    diagnosis["versions"], version_problems = _read_versions()
     diagnosis["gpus"] = len(glob.glob("/dev/nvidia[0-9]*"))
-    diagnosis["problems"] = problems + old
+    diagnosis["problems"] = problems + version_problems
     return diagnosis
 
 
 def _read_cluster(environ: Mapping[str, str]) -> dict[str, Any]:
     topology = detection.read_topology(environ)
-    me = topology.without_servers()
-    trains = me.task_type in TRAINING_TYPES
+    task = topology.without_servers()
+    trains = task.task_type in TRAINING_TYPES
     return {
-        "platform": me.platform or "none: no variable tells of a cluster",
-        "sources": list(me.sources),
-        "also_set": detection.also_set(environ, me),
+        "platform": task.platform or "none: no environment variable defines a cluster",
+        "sources": list(task.sources),
+        "also_set": detection.also_set(environ, task),
         "task": {
-            "type": me.task_type,
-            "index": me.task_index,
-            "address": me.address,
-            "rank": me.worker_index if trains else None,
-            "is_chief": me.is_chief,
+            "type": task.task_type,
+            "index": task.task_index,
+            "address": task.address,
+            "rank": task.worker_index if trains else None,
+            "is_chief": task.is_chief,
         },
         "cluster": {task_type: list(addresses) for task_type, addresses in topology.tasks.items()},
-        "num_workers": me.num_workers,
-        "has_evaluator": me.has_evaluator,
-        "tf_config": json.loads(me.tf_config()) if me.tasks else None,
-        "settings": dict(me.settings),
-        "notes": list(me.notes),
+        "num_workers": task.num_workers,
+        "has_evaluator": task.has_evaluator,
+        "tf_config": json.loads(task.tf_config()) if task.tasks else None,
+        "settings": dict(task.settings),
+        "notes": list(task.notes),
     }
 
 
-def _nameless(me: Topology) -> list[str]:
-    """Returns notes about hosts without an address. They may get one later, so these are no problems."""
+def _find_unresolved_hosts(topology: Topology) -> list[str]:
+    """Returns notes about unresolved host names, which may be resolved later and so are no problems."""
     notes = []
-    hosts = {a.rpartition(":")[0] for addresses in me.tasks.values() for a in addresses}
+    hosts = {a.rpartition(":")[0] for addresses in topology.tasks.values() for a in addresses}
     for host in sorted(hosts):
         try:
             socket.getaddrinfo(host.strip("[]"), None)
         except OSError as e:
             notes.append(
-                f"the host {host!r} has no address here yet ({e.strerror or e}). If it stays so: are all "
-                "parts of the job up, and is the name right?"
+                f"the host name {host!r} cannot be resolved yet ({e.strerror or e}). If this persists, "
+                "check "
+                "that all processes of the job have started and that the name is correct."
             )
     return notes
 
 
-def _unwritable(directory: str) -> list[str]:
+def _check_writable(directory: str) -> list[str]:
     """Returns a problem if the directory cannot be created or written."""
     if not directory or paths.is_url(directory):
         return []
-    there = Path(directory).absolute()
-    while not there.exists():
-        there = there.parent
-    if there.is_dir() and os.access(there, os.W_OK):
+    ancestor = Path(directory).absolute()
+    while not ancestor.exists():
+        ancestor = ancestor.parent
+    if ancestor.is_dir() and os.access(ancestor, os.W_OK):
         return []
-    return [f"nothing can be written to {directory}: {there} is no directory that this user may write to."]
+    return [f"{directory} is not writable: {ancestor} is not a directory in which this user may write."]
 
 
-def _versions() -> tuple[dict[str, str | None], list[str]]:
+def _read_versions() -> tuple[dict[str, str | None], list[str]]:
     versions: dict[str, str | None] = {"ctl": __version__, "python": platform.python_version()}
     versions |= {name: _version(name) for name in _PACKAGES}
     problems = []
-    came = versions["tensorflow"]
-    if came is None and not any(map(_version, ("tensorflow-cpu", "tf-nightly"))):
-        problems.append("TensorFlow is not installed; expected 2.16 or newer: pip install tensorflow.")
-    elif came and tuple(int(p) for p in came.split(".")[:2]) < _OLDEST_TENSORFLOW:
-        problems.append(f"TensorFlow is {came}; expected 2.16 or newer.")
+    tensorflow_version = versions["tensorflow"]
+    if tensorflow_version is None and not any(map(_version, ("tensorflow-cpu", "tf-nightly"))):
+        problems.append(
+            "TensorFlow is not installed; expected 2.16 or newer. Run `pip install tensorflow`."
+        )
+    elif tensorflow_version and tuple(int(p) for p in tensorflow_version.split(".")[:2]) < _MIN_TENSORFLOW:
+        problems.append(f"TensorFlow is {tensorflow_version}; expected 2.16 or newer.")
     return versions, problems
 
 
@@ -151,7 +156,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _inside(directory: str, name: str) -> str:
+def _join_path(directory: str, name: str) -> str:
     return f"{directory}/{name}" if directory else ""
 
 
@@ -164,32 +169,34 @@ def diagnosis_text(diagnosis: Mapping[str, Any]) -> str:
         rows.append(("also set", ", ".join(diagnosis["also_set"]) + " (not used)"))
     if diagnosis["task"]:
         rows += _rows_of_task(diagnosis)
-    where = diagnosis["directories"]
-    rows += [(name, where[name]) for name in ("model_dir", "logs", "model") if where[name]]
-    if where["sources"]:
-        rows.append(("by", ", ".join(where["sources"])))
+    configured = diagnosis["directories"]
+    rows += [(name, configured[name]) for name in ("model_dir", "logs", "model") if configured[name]]
+    if configured["sources"]:
+        rows.append(("by", ", ".join(configured["sources"])))
     rows.append(("versions", ", ".join(f"{k} {v or 'missing'}" for k, v in diagnosis["versions"].items())))
     rows.append(("GPUs", str(diagnosis["gpus"])))
     lines = [f"{name:<10} {value}" for name, value in rows]
     lines += [f"note: {note}" for note in diagnosis["notes"]]
-    lines += [f"wrong: {problem}" for problem in diagnosis["problems"]]
-    return "\n".join([*lines, "" if diagnosis["problems"] else "Nothing is wrong."]).rstrip()
+    lines += [f"problem: {problem}" for problem in diagnosis["problems"]]
+    return "\n".join([*lines, "" if diagnosis["problems"] else "No problems found."]).rstrip()
 
 
 def _rows_of_task(diagnosis: Mapping[str, Any]) -> list[tuple[str, str]]:
     task = diagnosis["task"]
     if not diagnosis["cluster"] and task["type"] != "evaluator":
-        rows = [("this task", "a process of its own: one worker, the chief")]
+        rows = [("this task", "a single process: one worker, which is the chief")]
     else:
-        of = f", rank {task['rank']} of {diagnosis['num_workers']}" if task["rank"] is not None else ""
+        rank_text = (
+            f", rank {task['rank']} of {diagnosis['num_workers']}" if task["rank"] is not None else ""
+        )
         chief = ", the chief" if task["is_chief"] else ""
-        rows = [("this task", f"{task['type']} {task['index']}{of}{chief}")]
+        rows = [("this task", f"{task['type']} {task['index']}{rank_text}{chief}")]
     if task["address"]:
         rows.append(("address", task["address"]))
     for task_type, addresses in diagnosis["cluster"].items():
-        suffix = f" and {len(addresses) - _MOST_NAMES} more" if len(addresses) > _MOST_NAMES else ""
+        suffix = f" and {len(addresses) - _MAX_NAMES} more" if len(addresses) > _MAX_NAMES else ""
         rows.append(
-            (f"{task_type}s" if task_type != "ps" else "ps", ", ".join(addresses[:_MOST_NAMES]) + suffix)
+            (f"{task_type}s" if task_type != "ps" else "ps", ", ".join(addresses[:_MAX_NAMES]) + suffix)
         )
     if diagnosis["has_evaluator"] and task["type"] != "evaluator":
         rows.append(("evaluator", "another process evaluates the checkpoints"))

@@ -19,17 +19,19 @@ PROFILE_EXAMPLE = "ctl profile -- python -m models.mnist --train_steps=500"
 def main(argv: Sequence[str]) -> int:
     """Executes the command, and does not return. Returns 2 for invalid arguments."""
     try:
-        parsed, command = _parser().read(argv)
-        if parsed is None:
+        options, command = _parser().read(argv)
+        if options is None:
             return EXIT_DONE
-        check_program(command[0], f"expected one on PATH, or an executable file; e.g. {PROFILE_EXAMPLE}")
+        check_program(
+            command[0], f"expected a program on PATH or an executable file, e.g. {PROFILE_EXAMPLE}"
+        )
     except UsageError as e:
         print(f"ctl profile: {e}", file=sys.stderr)
         return e.exit_code
-    json_path = os.path.abspath(parsed.json) if parsed.json else NO_PATH
+    json_path = os.path.abspath(options.json) if options.json else NO_PATH
     print(
-        "ctl profile: the table appears during training with ctl. A command that does not train with ctl "
-        "prints no table.",
+        "ctl profile: the table is printed during training with ctl. A command that does not train with "
+        "ctl prints no table.",
         file=sys.stderr,
         flush=True,
     )
@@ -42,12 +44,13 @@ def _parser() -> WrappingParser:
         "ctl profile",
         PROFILE_EXAMPLE,
         usage="ctl profile [--json=PATH] -- command [its options]",
-        description="Runs a training and prints once where the time of a step goes: waiting for input, "
-        "computing,\ncommunicating, host, saving. The table is followed by advice. The results of the "
-        "training do not change.",
+        description="Runs a training and prints the time of a step once by part: waiting for input, "
+        "computing,\ncommunication, host and saving, followed by advice. The results of the training do "
+        "not "
+        "change.",
         epilog=f"examples:\n  {PROFILE_EXAMPLE}\n"
         "  ctl profile -- ctl launch --workers=2 -- python -m models.mnist\n"
         "  ctl launch -H a:1,b:1 -- ctl profile -- python -m models.mnist",
     )
-    parser.add_argument("--json", metavar="PATH", help="write the measurements to this file, too")
+    parser.add_argument("--json", metavar="PATH", help="also write the measurements to this file")
     return parser

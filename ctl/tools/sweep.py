@@ -25,18 +25,18 @@ from typing import Any
 from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ctl.io.console import print_message
-from ctl.launch.monitor import PassedOnSignals
+from ctl.launch.monitor import ForwardedSignals
 from ctl.launch.process import Process, check_program, start_process
 from ctl.launch.process_tree import Guard
 from ctl.tools.wrapping_command import WrappingParser
 
 SWEEP_EXAMPLE = "ctl sweep -- python -m models.mnist --learning_rate=1e-3,1e-4 --dropout=0,0.1"
-_STATE = "sweep.json"
-_LOG = "console.log"
+_STATE_FILE = "sweep.json"
+_LOG_FILE = "console.log"
 _COMMA = re.compile(r"(?<!\\),")
 _WAIT_SECS = 0.1
 _GRACE_SECS = 60.0  # for a run to save after a signal
-_MOST_NAME = 150
+_MAX_NAME_LENGTH = 150
 
 
 @dataclass
@@ -68,26 +68,31 @@ class SweepRun:
 def main(argv: Sequence[str]) -> int:
     """Runs the sweep. Returns 0 if every run succeeded, 1 if a run failed, 2 for invalid arguments."""
     try:
-        parsed, command = _parser().read(argv)
-        if parsed is None:
+        options, command = _parser().read(argv)
+        if options is None:
             return EXIT_DONE
-        if parsed.jobs < 1:
-            raise UsageError(f"--jobs is {parsed.jobs}; expected a number of runs at a time, from 1")
-        directory, runs = planned(command, parsed.dir)
-        done = _ended_before(directory, runs)
-        return _Sweep(directory, runs, parsed).run(done)
+        if options.jobs < 1:
+            raise UsageError(
+                f"--jobs={options.jobs} is invalid; expected the number of concurrent runs, 1 or more"
+            )
+        directory, runs = plan_runs(command, options.dir)
+        completed_runs = _load_completed_runs(directory, runs)
+        return _Sweep(directory, runs, options).run(completed_runs)
     except UsageError as e:
         print(f"ctl sweep: {e}", file=sys.stderr)
         return e.exit_code
 
 
-def planned(command: Sequence[str], directory: str) -> tuple[Path, list[SweepRun]]:
-    """Returns the directory of the sweep and its runs. The last flag changes fastest. Raises UsageError."""
-    check_program(command[0], f"expected one on PATH, or an executable file; e.g. {SWEEP_EXAMPLE}")
-    fixed, swept, own = _parsed(command)
+def plan_runs(command: Sequence[str], directory: str) -> tuple[Path, list[SweepRun]]:
+    """Returns the directory of the sweep and its runs.
+
+    The last flag changes fastest. Raises UsageError if no flag has several values.
+    """
+    check_program(command[0], f"expected a program on PATH or an executable file, e.g. {SWEEP_EXAMPLE}")
+    fixed, swept, model_dir = _parse_command(command)
     if not swept:
         raise UsageError(f"no flag of the command has several values; expected e.g. {SWEEP_EXAMPLE}")
-    root = Path(own or directory).expanduser()
+    root = Path(model_dir or directory).expanduser()
     names = list(swept)
     runs = []
     for values in itertools.product(*swept.values()):
@@ -98,69 +103,73 @@ def planned(command: Sequence[str], directory: str) -> tuple[Path, list[SweepRun
     return root, runs
 
 
-def _parsed(command: Sequence[str]) -> tuple[list[str], dict[str, list[str]], str]:
+def _parse_command(command: Sequence[str]) -> tuple[list[str], dict[str, list[str]], str]:
     """Returns the arguments without swept flags, the values of the swept flags, and --model_dir."""
     fixed: list[str] = []
     swept: dict[str, list[str]] = {}
-    own = ""
-    words = iter(command)
-    for word in words:
-        flag, equals, text = word.partition("=")
+    model_dir = ""
+    remaining = iter(command)
+    for argument in remaining:
+        flag, equals, value = argument.partition("=")
         if not (flag.startswith("--") and len(flag) > 2):
-            fixed.append(word)
+            fixed.append(argument)
             continue
         if flag == "--model_dir" and not equals:
-            text, equals = next(words, ""), "="
-        values = _COMMA.split(text) if equals else []
+            value, equals = next(remaining, ""), "="
+        values = _COMMA.split(value) if equals else []
         if flag == "--model_dir":
             if len(values) > 1:
-                raise UsageError(f"{word}: each run has a directory in --model_dir; expected one")
-            own = text
+                raise UsageError(
+                    f"{argument} has several directories; expected one, in which each run creates its own"
+                )
+            model_dir = value
         elif len(values) > 1:
-            _check(word, flag, values, swept)
+            _check_values(argument, flag, values, swept)
             swept[flag[2:]] = [value.replace("\\,", ",") for value in values]
         else:
-            fixed.append(word.replace("\\,", ","))
-    return fixed, swept, own
+            fixed.append(argument.replace("\\,", ","))
+    return fixed, swept, model_dir
 
 
-def _check(word: str, flag: str, values: Sequence[str], swept: Mapping[str, Any]) -> None:
+def _check_values(argument: str, flag: str, values: Sequence[str], swept: Mapping[str, Any]) -> None:
     if flag[2:] in swept:
-        raise UsageError(f"{flag} comes twice; expected {flag}=a,b once")
+        raise UsageError(f"{flag} was given twice; expected {flag}=a,b once")
     if "" in values or len(set(values)) < len(values):
         raise UsageError(
-            f"{word}: a value is empty or comes twice; expected {flag}=a,b. A comma that is part of a "
-            "value is written \\,"
+            f"{argument} has an empty or duplicate value; expected {flag}=a,b. Write a comma within a "
+            "value "
+            "as \\,"
         )
 
 
 def _directory_name(settings: Mapping[str, str]) -> str:
-    plain = ",".join(f"{name}={value}" for name, value in settings.items())
-    name = re.sub(r"[^\w.,=+-]", "_", plain)
-    if name == plain and len(name) <= _MOST_NAME:
+    readable_name = ",".join(f"{name}={value}" for name, value in settings.items())
+    name = re.sub(r"[^\w.,=+-]", "_", readable_name)
+    if name == readable_name and len(name) <= _MAX_NAME_LENGTH:
         return name
-    return f"{name[:_MOST_NAME]}-{zlib.crc32(plain.encode()):08x}"
+    return f"{name[:_MAX_NAME_LENGTH]}-{zlib.crc32(readable_name.encode()):08x}"
 
 
-def _ended_before(directory: Path, runs: Sequence[SweepRun]) -> list[SweepRun]:
+def _load_completed_runs(directory: Path, runs: Sequence[SweepRun]) -> list[SweepRun]:
     """Returns the runs that an earlier sweep of the same commands has completed. Raises UsageError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        known = json.loads((directory / _STATE).read_text())["runs"]
+        previous_runs = json.loads((directory / _STATE_FILE).read_text())["runs"]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError) as e:
         raise UsageError(
-            f"{directory / _STATE} cannot be read ({e}); expected that of an earlier sweep. Remove it, or "
-            "give another --dir."
+            f"{directory / _STATE_FILE} cannot be read ({e}); expected the state of an earlier sweep. "
+            "Remove the "
+            "file, or specify another --dir."
         ) from None
-    found = []
+    completed_runs = []
     for run in runs:
-        before = known.get(run.name, {})
-        if before.get("exit_code") == 0 and before.get("command_digest") == run.digest:
-            run.exit_code, run.metrics = 0, before.get("metrics", {})
-            found.append(run)
-    return found
+        previous = previous_runs.get(run.name, {})
+        if previous.get("exit_code") == 0 and previous.get("command_digest") == run.digest:
+            run.exit_code, run.metrics = 0, previous.get("metrics", {})
+            completed_runs.append(run)
+    return completed_runs
 
 
 class _Sweep:
@@ -168,36 +177,36 @@ class _Sweep:
 
     def __init__(self, directory: Path, runs: Sequence[SweepRun], options: argparse.Namespace):
         self._directory, self._runs = directory, runs
-        self._jobs, self._metric, self._largest = options.jobs, options.metric, options.max
+        self._jobs, self._metric, self._maximizes = options.jobs, options.metric, options.max
         self._processes: dict[int, tuple[SweepRun, Process]] = {}  # by device slot, from 0 to jobs - 1
         self._guard = Guard()
 
-    def run(self, done: Sequence[SweepRun]) -> int:
+    def run(self, completed_runs: Sequence[SweepRun]) -> int:
         """Executes the remaining runs and returns the exit code."""
-        left = [run for run in self._runs if run not in done]
-        said = f", {len(done)} of them done before" if done else ""
+        pending_runs = [run for run in self._runs if run not in completed_runs]
+        skipped_text = f", {len(completed_runs)} already completed" if completed_runs else ""
         print_message(
-            f"{len(self._runs)} runs{said}, {self._jobs} at a time, in {self._directory}",
+            f"{len(self._runs)} runs{skipped_text}, {self._jobs} concurrently, in {self._directory}",
             program="ctl sweep",
         )
-        with PassedOnSignals() as signals:
-            while (left or self._processes) and not signals.received:
-                while left and len(self._processes) < self._jobs:
-                    self._start(left.pop(0))
+        with ForwardedSignals() as signals:
+            while (pending_runs or self._processes) and not signals.received:
+                while pending_runs and len(self._processes) < self._jobs:
+                    self._start(pending_runs.pop(0))
                 time.sleep(_WAIT_SECS)
                 self._poll()
             if signals.received:
-                self._end(signals)
+                self._stop_runs(signals)
         self._guard.close()
-        print(self._table(), flush=True)
+        print(self._format_table(), flush=True)
         if signals.received:
-            print_message("the same command goes on where this one ended", program="ctl sweep")
+            print_message("run the same command again to resume this sweep", program="ctl sweep")
             return 128 + signals.received[0]
         return EXIT_DONE if all(run.exit_code == 0 for run in self._runs) else EXIT_FAILED
 
     def _start(self, run: SweepRun) -> None:
-        place = min(set(range(self._jobs)) - set(self._processes))
-        log = run.directory / _LOG
+        slot = min(set(range(self._jobs)) - set(self._processes))
+        log = run.directory / _LOG_FILE
         try:
             run.directory.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as file:
@@ -206,63 +215,71 @@ class _Sweep:
                     Topology(),
                     output=file.fileno(),
                     errors=file.fileno(),
-                    environ=_device(place),
+                    environ=_gpu_environment(slot),
                 )
         except OSError as e:
-            raise UsageError(f"{run.command[0]!r} cannot be started, with the log {log}: {e}") from e
+            raise UsageError(f"{run.command[0]!r} cannot be started with the log {log} ({e})") from e
         self._guard.add(process.pid)
-        self._processes[place] = run, process
+        self._processes[slot] = run, process
         number = self._runs.index(run) + 1
         print_message(
-            f"{number}/{len(self._runs)} {_said(run)} begins; output in {log}", program="ctl sweep"
+            f"{number}/{len(self._runs)} {_format_settings(run)} started; output in {log}",
+            program="ctl sweep",
         )
 
     def _poll(self) -> None:
-        for place, (run, process) in list(self._processes.items()):
-            end = process.poll()
-            if end is None:
+        for slot, (run, process) in list(self._processes.items()):
+            process_exit = process.poll()
+            if process_exit is None:
                 continue
             self._guard.remove(process.pid)
-            del self._processes[place]
-            run.exit_code, run.metrics = end.exit_code, newest_metrics(run.directory)
-            self._save()
+            del self._processes[slot]
+            run.exit_code, run.metrics = process_exit.exit_code, newest_metrics(run.directory)
+            self._save_state()
             value = run.metrics.get(self._metric)
-            what = f"{self._metric} {value:.4g}" if isinstance(value, float) else "no " + self._metric
-            how = f"ended, {what}" if not end.returncode else f"failed: {end}; see {run.directory / _LOG}"
-            print_message(f"{_said(run)} {how}", program="ctl sweep")
-            if not end.returncode and run.metrics and self._metric not in run.metrics:
-                self._refuse_metric(run)
+            metric_text = (
+                f"{self._metric} {value:.4g}" if isinstance(value, float) else "no " + self._metric
+            )
+            status = (
+                f"ended, {metric_text}"
+                if not process_exit.returncode
+                else f"failed: {process_exit}; see {run.directory / _LOG_FILE}"
+            )
+            print_message(f"{_format_settings(run)} {status}", program="ctl sweep")
+            if not process_exit.returncode and run.metrics and self._metric not in run.metrics:
+                self._stop_for_missing_metric(run)
 
-    def _refuse_metric(self, run: SweepRun) -> None:
-        """Ends all runs and raises UsageError: no run of the sweep will have the metric."""
+    def _stop_for_missing_metric(self, run: SweepRun) -> None:
+        """Ends all runs and raises UsageError, because no run of the sweep will have the metric."""
         for _, process in self._processes.values():
             process.send(signal.SIGTERM)
-        deadline = time.monotonic() + _GRACE_SECS
-        while self._processes and time.monotonic() < deadline:
+        deadline_secs = time.monotonic() + _GRACE_SECS
+        while self._processes and time.monotonic() < deadline_secs:
             time.sleep(_WAIT_SECS)
-            for place, (_, process) in list(self._processes.items()):
+            for slot, (_, process) in list(self._processes.items()):
                 if process.poll() is not None:
-                    del self._processes[place]
+                    del self._processes[slot]
         for _, process in self._processes.values():
             process.kill()
         names = ", ".join(name for name in run.metrics if name != "step")
         raise UsageError(
-            f"--metric is {self._metric!r}, and the run {run.name} has only {names}. The same command with "
-            "another --metric goes on from here."
+            f"--metric={self._metric} is not reported by the run {run.name}; expected one of {names}. Run "
+            "the "
+            "command again with another --metric to resume the sweep"
         )
 
-    def _end(self, signals: PassedOnSignals) -> None:
+    def _stop_runs(self, signals: ForwardedSignals) -> None:
         """Forwards a signal and waits while the runs save."""
-        until = time.monotonic() + _GRACE_SECS
+        deadline_secs = time.monotonic() + _GRACE_SECS
         for _, process in self._processes.values():
             process.send(signal.SIGTERM)
-        while self._processes and time.monotonic() < until and not signals.impatient():
+        while self._processes and time.monotonic() < deadline_secs and not signals.is_repeated():
             time.sleep(_WAIT_SECS)
             self._poll()
         for _, process in self._processes.values():
             process.kill()
 
-    def _save(self) -> None:
+    def _save_state(self) -> None:
         runs = {
             run.name: {
                 "settings": dict(run.settings),
@@ -272,57 +289,57 @@ class _Sweep:
             }
             for run in self._runs
         }
-        new = self._directory / f"{_STATE}.new"
-        new.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
-        os.replace(new, self._directory / _STATE)
+        temporary_path = self._directory / f"{_STATE_FILE}.new"
+        temporary_path.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+        os.replace(temporary_path, self._directory / _STATE_FILE)
 
-    def _table(self) -> str:
+    def _format_table(self) -> str:
         """Returns the table of runs, the best first, and the command that displays them."""
 
-        def order(run: SweepRun) -> tuple[bool, float]:
+        def sort_key(run: SweepRun) -> tuple[bool, float]:
             value = run.metrics.get(self._metric)
             if not isinstance(value, (int, float)) or math.isnan(value):
                 return True, 0.0
-            return False, -value if self._largest else value
+            return False, -value if self._maximizes else value
 
         names = list(self._runs[0].settings)
         metrics = list(dict.fromkeys(name for run in self._runs for name in run.metrics))
         metrics.sort(key=lambda name: (name != self._metric, name == "step"))
         rows = [[*names, *metrics, "exit code"]]
-        for run in sorted(self._runs, key=order):
+        for run in sorted(self._runs, key=sort_key):
             code = "" if run.exit_code is None else str(run.exit_code)
-            values = [_number(run.metrics.get(name)) for name in metrics]
+            values = [_format_value(run.metrics.get(name)) for name in metrics]
             rows.append([*run.settings.values(), *values, code])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
-            "  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)) for row in rows
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
         ]
         return "\n".join([*lines, "", f"tensorboard --logdir {shlex.quote(str(self._directory))}"])
 
 
 def newest_metrics(directory: Path) -> dict[str, Any]:
-    """Returns the metrics of the newest evaluation in metrics.jsonl, or else of training, or none."""
-    found: dict[str, dict[str, Any]] = {}
+    """Returns the metrics of the newest evaluation in metrics.jsonl, else of training, else {}."""
+    row_by_run: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(OSError):
         for line in (directory / "metrics.jsonl").read_text().splitlines():
             with contextlib.suppress(ValueError, RecursionError):
                 row = json.loads(line)
-                found[row.pop("run", "train")] = row
-    chosen = found.get("eval") or found.get("train") or {}
+                row_by_run[row.pop("run", "train")] = row
+    chosen = row_by_run.get("eval") or row_by_run.get("train") or {}
     return {name: value for name, value in chosen.items() if name != "time"}
 
 
-def _device(place: int) -> dict[str, str]:
+def _gpu_environment(slot: int) -> dict[str, str]:
     """Returns the GPU of a slot: concurrent runs share the GPUs of CUDA_VISIBLE_DEVICES, one each."""
     devices = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
-    return {"CUDA_VISIBLE_DEVICES": devices[place % len(devices)]} if len(devices) > 1 else {}
+    return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]} if len(devices) > 1 else {}
 
 
-def _said(run: SweepRun) -> str:
+def _format_settings(run: SweepRun) -> str:
     return " ".join(f"{name}={value}" for name, value in run.settings.items())
 
 
-def _number(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -333,14 +350,28 @@ def _parser() -> WrappingParser:
         "ctl sweep",
         SWEEP_EXAMPLE,
         usage="ctl sweep [--dir=DIR] [--jobs=N] [--metric=NAME [--max]] -- command --flag=a,b ...",
-        description="Runs a command once for each combination of the flags that have several values, with "
-        "a comma\nbetween them, and compares what came out. Started again, it leaves out what has ended "
-        "well\nand resumes the rest. A comma that is part of a value is written \\,",
+        description="Runs a command once for each combination of the flags that have several values, "
+        "separated by\ncommas, and compares the results. The same command skips completed runs and resumes "
+        "the "
+        "other runs.\nWrite a comma within a value as \\,",
         epilog=f"examples:\n  {SWEEP_EXAMPLE}\n"
         "  ctl sweep --jobs=2 --metric=accuracy --max -- python train.py --model_dir=/tmp/s --seed=0,1,2",
     )
-    parser.add_argument("--dir", default="sweep", help="where the runs go, without --model_dir (sweep)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (1)")
-    parser.add_argument("--metric", default="loss", metavar="NAME", help="what tells the best (loss)")
-    parser.add_argument("--max", action="store_true", help="the largest is the best")
+    parser.add_argument(
+        "--dir",
+        default="sweep",
+        help="directory of the runs if the command has no --model_dir (default: sweep)",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="number of concurrent runs (default: 1)"
+    )
+    parser.add_argument(
+        "--metric",
+        default="loss",
+        metavar="NAME",
+        help="metric that determines the best run (default: loss)",
+    )
+    parser.add_argument(
+        "--max", action="store_true", help="the best run has the largest value (default: the smallest)"
+    )
     return parser

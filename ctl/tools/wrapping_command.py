@@ -13,16 +13,16 @@ class WrappingParser(argparse.ArgumentParser):
     Args:
       name: Name, such as "ctl sweep".
       example: A valid command line, part of each error message.
-      texts: Arguments of `argparse.ArgumentParser`.
+      parser_arguments: Arguments of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, name: str, example: str, **texts: Any):
+    def __init__(self, name: str, example: str, **parser_arguments: Any):
         super().__init__(
             prog=name,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
             add_help=False,
-            **texts,
+            **parser_arguments,
         )
         self.example = example
         self.add_argument("-h", "--help", action="store_true", help="show this text")
@@ -32,15 +32,16 @@ class WrappingParser(argparse.ArgumentParser):
 
         Raises UsageError for an unknown option or a missing command.
         """
-        words = list(argv)
-        split = words.index("--") if "--" in words else len(words)
-        parsed, command = self.parse_args(words[:split]), words[split + 1 :]
+        arguments = list(argv)
+        separator = arguments.index("--") if "--" in arguments else len(arguments)
+        parsed, command = self.parse_args(arguments[:separator]), arguments[separator + 1 :]
         if parsed.help:
             print(self.format_help(), end="")
             return None, []
         if not command:
-            raise UsageError(f"no command came after `--`; expected e.g. {self.example}")
+            raise UsageError(f"no command was given after `--`; expected e.g. {self.example}")
         return parsed, command
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; the command goes after `--`: {self.example}")
+        """Raises UsageError with the message and the example."""
+        raise UsageError(f"{message}; write the command after `--`: {self.example}")

@@ -135,7 +135,8 @@ def test_a_startup_file_that_prints_changes_nothing(ssh_hosts):
 def test_a_login_shell_that_runs_nothing_is_no_success(ssh_hosts):
     ssh_hosts.set_login("hosta", "/bin/true")
     result = ssh_hosts.run("ctl", "launch", "-H", "hosta", "--", "true", env=environ())
-    assert result.returncode == 2 and "cannot be started on hosta: no message came" in result.stderr
+    assert result.returncode == 2
+    assert "cannot be started on hosta: no error message was received" in result.stderr
 
 
 @pytest.mark.parametrize(

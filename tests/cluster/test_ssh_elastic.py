@@ -154,4 +154,4 @@ def test_a_list_of_hosts_that_flaps_ends_in_the_newest_one(elastic):
     elastic.name("hosta:1", "hostb:1", "hostc:1")
     elastic.wait_for("step .* of 3 hostb", after=after)
     assert elastic.end() == 0, elastic.said[-6000:]
-    assert "is killed" not in elastic.said and "failures" not in elastic.said
+    assert "killing it" not in elastic.said and "failures" not in elastic.said

@@ -291,7 +291,7 @@ def test_the_command_that_ends_all_names_every_kind_but_the_volume(flavor, capsy
     options = [f"--flavor={flavor}", "--workers=2", "--evaluator", "--tensorboard", "--namespace=ml"]
     assert cli.main(["deploy", "kubernetes", IMAGE, *options, "--storage=1Gi", *SHARED]) == 0
     said = capsys.readouterr()
-    [words] = re.findall("note: to end all of it: `(.*)`", said.err)
+    [words] = re.findall("note: to delete all objects: `(.*)`", said.err)
     kinds, *more = words.removeprefix("kubectl delete ").split()
     found = list(yaml.safe_load_all(said.out))
     assert set(kinds.split(",")) == {d["kind"].lower() for d in found} - {"persistentvolumeclaim"}

@@ -14,7 +14,7 @@ NAMED = ["--flavor=trainjob", "--runtime=plain"]
     ([STORED, "--name=1flowers"], "a letter first"),
     ([STORED, "--name=" + "f" * 41], "at most 40 characters"),
     ([STORED, "--image=ghcr.io/me/1flowers:1"], "such as --name=flowers-1"),
-    ([STORED, "--node_selector=zone=a", "--node_selector=zone=b"], "came twice"),
+    ([STORED, "--node_selector=zone=a", "--node_selector=zone=b"], "was given twice"),
     ([STORED, "--namespace=My Space"], "expected lower-case letters"),
     ([STORED, "--workers=0"], "from 1 to 1000"),
     ([STORED, "--ps=1", "--workers=2"], "expected --flavor=tfjob"),
@@ -26,32 +26,32 @@ NAMED = ["--flavor=trainjob", "--runtime=plain"]
         "--max_restarts=2", "--grace_secs=60", "--node_selector=zone=a", "--service_account=me",
         "--shm=2Gi", "--mount=/data", "--tensorboard")),
     ([*NAMED, "--evaluator"], "none of that runtime's volumes"),
-    ([STORED, "--cpu=two"], "is no quantity"),
-    ([STORED, "--cpu=0"], "is no quantity"),
+    ([STORED, "--cpu=two"], "is not a quantity"),
+    ([STORED, "--cpu=0"], "is not a quantity"),
     ([STORED, "--memory=4"], "expected e.g. 4Gi"),
     ([STORED, "--memory=4m"], "expected e.g. 4Gi"),
     ([STORED, "--memory=4GB"], "expected e.g. 4Gi"),
-    ([STORED, "--shm=big"], "is no quantity"),
+    ([STORED, "--shm=big"], "is not a quantity"),
     (["--storage=10"], "expected e.g. 4Gi"),
     ([STORED, "--gpus=two"], "expected a whole number from 0"),
     ([STORED, "--claim=data"], "expected an existing volume, or a size"),
     (["--storage_class=nfs"], "without --storage=SIZE"),
-    ([STORED, "--storage_class=N F S"], "is no name of Kubernetes"),
-    (["--claim=My_Data"], "is no name of Kubernetes"),
+    ([STORED, "--storage_class=N F S"], "is not a Kubernetes name"),
+    (["--claim=My_Data"], "is not a Kubernetes name"),
     ([STORED, "--mount=shared"], "expected a path such as /shared"),
     ([STORED, "--mount=/dev/shm"], "expected a path such as /shared"),
-    ([STORED, "--node_selector=gpu"], "is no label"),
-    ([STORED, "--service_account=Me"], "is no name of Kubernetes"),
-    ([STORED, "--timeout=soon"], "is no duration"),
+    ([STORED, "--node_selector=gpu"], "is not a label"),
+    ([STORED, "--service_account=Me"], "is not a Kubernetes name"),
+    ([STORED, "--timeout=soon"], "is not a duration"),
     ([STORED, "--grace_secs=0"], "from 1 to 3600"),
-    ([STORED, "--env=HF_TOKEN=abc"], "write --env_from_secret=NAME=secret:key"),
-    ([STORED, "--env=TF_CONFIG={}"], "says which process one is"),
+    ([STORED, "--env=HF_TOKEN=abc"], "use --env_from_secret=NAME=secret:key"),
+    ([STORED, "--env=TF_CONFIG={}"], "identifies the process"),
     ([STORED, "--env_from_secret=HF_TOKEN=abc"], "expected NAME=SECRET:KEY"),
     ([STORED, "--env_from_secret=CTL_WORKERS=a:b"], "is set elsewhere"),
     ([STORED, "--env=A=1", "--env_from_secret=A=a:b"], "is set elsewhere"),
-    ([], "nothing is mounted there"),
-    ([STORED, "--mount=/data", "--workers=2"], "the others do not see it"),
-    ([STORED, "--mount=/data", "--tensorboard"], "the others do not see it"),
+    ([], "no volume is mounted there"),
+    ([STORED, "--mount=/data", "--workers=2"], "the other pods cannot access it"),
+    ([STORED, "--mount=/data", "--tensorboard"], "the other pods cannot access it"),
     ([STORED, "--gpu=1"], "is not an option"),
 ])  # fmt: skip
 def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, tmp_path):
@@ -65,10 +65,10 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, 
 
 
 @pytest.mark.parametrize(("options", "flags", "message"), [
-    (["--tensorboard"], [], "--tensorboard needs --model_dir=PATH"),
+    (["--tensorboard"], [], "--tensorboard requires --model_dir=PATH"),
     (["--tensorboard"], ["--model_dir=gs://b/f"], "to directories, not to"),
-    (["--evaluator"], [], "--evaluator needs the checkpoints"),
-    ([], ["--api_key=abc"], "write --env_from_secret=NAME=secret:key"),
+    (["--evaluator"], [], "--evaluator requires the checkpoints"),
+    ([], ["--api_key=abc"], "use --env_from_secret=NAME=secret:key"),
 ])  # fmt: skip
 def test_the_program_s_flags_are_looked_at(options, flags, message, capsys):
     words = ["deploy", "kubernetes", IMAGE, *options, "--", "python", "-m", "trainer.task", *flags]
@@ -77,14 +77,14 @@ def test_the_program_s_flags_are_looked_at(options, flags, message, capsys):
 
 
 @pytest.mark.parametrize(("options", "flags", "warning"), [
-    (["--workers=2", STORED], ["--model_dir=/shared/f", "--strategy=mirrored"], "each train alone"),
-    ([STORED], ["--model_dir=/shared/f", "--strategy=parameter_server"], "give --ps=N and --flavor=tfjob"),
+    (["--workers=2", STORED], ["--model_dir=/shared/f", "--strategy=mirrored"], "would train alone"),
+    ([STORED], ["--model_dir=/shared/f", "--strategy=parameter_server"], "add --ps=N and --flavor=tfjob"),
     (["--flavor=tfjob", "--workers=2", "--ps=1", STORED],
      ["--model_dir=/shared/f", "--strategy=auto"], None),
     (["--flavor=tfjob", "--workers=2", "--ps=1", STORED],
-     ["--model_dir=/shared/f", "--strategy=multi_worker"], "no use for parameter servers"),
+     ["--model_dir=/shared/f", "--strategy=multi_worker"], "does not use the parameter servers"),
     (["--node_selector=cloud.google.com/gke-accelerator=nvidia-l4"], ["--model_dir=gs://b/f"],
-     "turn away pods without"),
+     "reject pods without GPUs"),
     (["--node_selector=zone=a"], ["--model_dir=gs://b/f"], None),
     ([], ["--model_dir=/tmp/f"], "is lost with it"),
     ([], [], "has no --model_dir"),
@@ -107,5 +107,5 @@ def test_what_must_be_there_first_stands_in_the_file(capsys):
     words = ["--claim=data", "--env_from_secret=HF_TOKEN=hugging-face:token", *SHARED]
     assert cli.main(["deploy", "kubernetes", IMAGE, *words]) == 0
     text = capsys.readouterr().out
-    assert "#   PersistentVolumeClaim data, which all nodes can write to\n" in text
+    assert "#   PersistentVolumeClaim data, writable by all nodes\n" in text
     assert "#   Secret hugging-face with the key token\n" in text

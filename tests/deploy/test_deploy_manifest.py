@@ -40,7 +40,7 @@ def test_the_first_line_is_one_line_and_gives_the_same_words(program, value):
     line = args.CommandLine("vertex", None, ("python", *program), ("--image=a:1", f"--env=A={value}"))
     header = manifests.file_header(line.as_text())
     assert header.count("\n") == 1
-    assert shlex.split(header.removeprefix("# "))[3:] == [*line.words, "--", *line.program]
+    assert shlex.split(header.removeprefix("# "))[3:] == [*line.arguments, "--", *line.program]
 
 
 @given(st.text("abc _=:'\"#$\\{}[]&*!|>%@`,?-", max_size=20))
@@ -125,7 +125,7 @@ def test_without_a_program_the_image_s_own_runs_and_a_warning_says_so(line, caps
     assert "command:" not in text and "args:" not in text
     assert shlex.split(text.splitlines()[0])[3:] == line
     assert cli.main(["deploy", *line]) == 0
-    assert "the image's own runs" in capsys.readouterr().err
+    assert "the ENTRYPOINT and CMD of the image are used" in capsys.readouterr().err
     flags_only = manifest([*line, "--", "--model_dir=gs://my-bucket/run"])
     assert "args:" in flags_only and "command:" not in flags_only
 
@@ -144,12 +144,12 @@ def test_a_job_with_gpus_says_what_the_image_needs(line, capsys):
 @pytest.mark.parametrize("platform", ["docker", "slurm"])
 def test_where_there_is_no_image_a_program_is_needed(platform, tmp_path, capsys):
     assert cli.main(["deploy", platform, f"--output={tmp_path / 'out'}"]) == 2
-    assert "no program came after `--`" in capsys.readouterr().err
+    assert "no program was given after `--`" in capsys.readouterr().err
 
 
 def test_without_pyyaml_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
-    manifests._dump.cache_clear()
+    manifests._yaml_dumper.cache_clear()
     with pytest.raises(UsageError, match=r"tf-ctl\[deploy\]"):
         manifests.as_yaml([{"a": 1}])
 
@@ -171,7 +171,7 @@ def template(tmp_path, monkeypatch):
 def test_no_value_changes_the_structure_of_a_document(value):
     values = {"machine_type": value, "image": value, "replicas": 1, "command": [value], "env": None}
     values |= dict.fromkeys(("accelerator", "accelerator_count", "disk_gb", "args"))
-    pool = manifests.document("vertex_worker_pool.yaml", values)
+    pool = manifests.fill_document("vertex_worker_pool.yaml", values)
     assert pool == {
         "machineSpec": {"machineType": value}, "replicaCount": 1,
         "containerSpec": {"imageUri": value, "command": [value]},
@@ -181,8 +181,8 @@ def test_no_value_changes_the_structure_of_a_document(value):
 
 def test_what_is_none_is_left_out_with_what_it_leaves_empty(template):
     name = template("a: {b: {c: <x>}, d: [<x>, {e: <x>}]}\nf: []\ng: <y>-<y>\n")
-    assert manifests.documents(name, {"x": None, "y": 1}) == [{"f": [], "g": "1-1"}]
-    assert manifests.documents(name, {"x": 0, "y": 1})[0]["a"] == {"b": {"c": 0}, "d": [0, {"e": 0}]}
+    assert manifests.fill_documents(name, {"x": None, "y": 1}) == [{"f": [], "g": "1-1"}]
+    assert manifests.fill_documents(name, {"x": 0, "y": 1})[0]["a"] == {"b": {"c": 0}, "d": [0, {"e": 0}]}
 
 
 @pytest.mark.parametrize(("outer", "inner", "kept"), [
@@ -190,18 +190,18 @@ def test_what_is_none_is_left_out_with_what_it_leaves_empty(template):
 ])  # fmt: skip
 def test_blocks_of_a_template_follow_their_conditions(template, outer, inner, kept):
     name = template("#if outer\na\n  #if inner\nb\n  #else\nc\n  #end\nd\n#else\nd\ne\n#end\n")
-    assert manifests.text_from(name, {"outer": outer, "inner": inner}).replace("\n", "") == kept
+    assert manifests.fill_text(name, {"outer": outer, "inner": inner}).replace("\n", "") == kept
 
 
 def test_a_value_that_is_not_known_is_an_error(template):
     for text in ("a: <x>\n", "#if x\n#end\n"):
         with pytest.raises(KeyError, match="x"):
-            manifests.documents(template(text), {})
+            manifests.fill_documents(template(text), {})
 
 
 def test_a_line_of_text_without_its_value_is_left_out_and_values_are_not_read_again(template):
     name = template("<a>\n<b> and <a>\nend\n")
-    assert manifests.text_from(name, {"a": "<b>", "b": None}) == "<b>\nend\n"
+    assert manifests.fill_text(name, {"a": "<b>", "b": None}) == "<b>\nend\n"
 
 
 def test_a_wheel_contains_the_templates():

@@ -63,21 +63,21 @@ def test_what_comes_before_the_program(capsys):
 
 
 def test_without_a_model_dir_a_warning_says_what_is_lost(capsys):
-    assert "begins again at step 0" in made(capsys, "--", "python", "t.py")[1]
-    assert "begins again" not in made(capsys, *PROGRAM)[1]
+    assert "a requeued job starts at step 0" in made(capsys, "--", "python", "t.py")[1]
+    assert "starts at step 0" not in made(capsys, *PROGRAM)[1]
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
     (["--task_per=gpu"], "add --gpus_per_node=N"),
     (["--time=90"], "expected e.g. 04:00:00"),
-    (["--time=00:75:00"], "is no time limit"),
+    (["--time=00:75:00"], "is not a time limit"),
     (["--time=00:01:00"], "is too short for --signal_secs=120; expected at least 00:04:00"),
     (["--time=00:03:59"], "expected at least 00:04:00"),
-    (["--memory=lots"], "is no size"),
-    (["--name=a b"], "is no name"),
-    (["--partition=a;b"], "is no name"),
-    (["--module=$(id)"], "is no module"),
-    (["--venv=/a b"], "is no path"),
+    (["--memory=lots"], "is not a size"),
+    (["--name=a b"], "is not a name"),
+    (["--partition=a;b"], "is not a name"),
+    (["--module=$(id)"], "is not a module"),
+    (["--venv=/a b"], "is not a path"),
     (["--venv=/v", "--image=/i.sif"], "expected one of them"),
     (["--nodes=0"], "whole number from 1"),
     (["--env=API_TOKEN=x"], "API_TOKEN"),

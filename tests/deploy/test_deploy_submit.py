@@ -112,7 +112,7 @@ def test_a_refusal_of_the_service_is_quoted_unchanged_and_exit_code_1(service, c
     service.status = 400
     code, said = deploy(capsys, "--submit")
     assert code == 1 and said.out == ""
-    assert "Vertex AI refused the job. It says: 400" in said.err
+    assert "Vertex AI rejected the job: 400" in said.err
     assert service.REFUSAL in said.err
 
 
@@ -120,7 +120,7 @@ def test_a_refusal_of_the_service_is_quoted_unchanged_and_exit_code_1(service, c
 def test_what_google_s_client_does_not_know_is_quoted_and_not_sent(service, client, capsys):
     code, said = deploy(capsys, "--accelerator=NVIDIA_V1000:1", "--submit")
     assert code == 2 and service.came == []
-    assert "Google's client does not take the job. It says: " in said.err
+    assert "Google's client library rejected the job: " in said.err
     assert "Invalid enum value NVIDIA_V1000" in said.err
 
 

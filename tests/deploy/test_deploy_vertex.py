@@ -127,7 +127,7 @@ def test_the_next_command_has_project_and_region_of_the_image(capsys):
 
 def test_what_gcloud_refuses_is_sent_with_submit(capsys):
     _, said = made(capsys, "--workers=2", "--evaluator")
-    assert "gcloud refuses" in said and said.rstrip().endswith(" ".join(["--submit", *PROGRAM]))
+    assert "gcloud rejects" in said and said.rstrip().endswith(" ".join(["--submit", *PROGRAM]))
 
 
 def test_what_is_to_be_filled_in_stands_in_the_file(capsys):
@@ -140,10 +140,10 @@ def test_what_is_to_be_filled_in_stands_in_the_file(capsys):
 
 
 @pytest.mark.parametrize(("options", "flags", "warning"), [
-    (["--workers=3", "--ps=1"], ["--strategy=multi_worker"], "no use for parameter servers"),
-    ([], ["--strategy=parameter_server"], "give --ps=N"),
-    (["--workers=2"], ["--strategy=mirrored"], "would each train alone"),
-    ([], ["--model_dir=/tmp/x"], "is on the machine itself"),
+    (["--workers=3", "--ps=1"], ["--strategy=multi_worker"], "does not use the parameter servers"),
+    ([], ["--strategy=parameter_server"], "add --ps=N"),
+    (["--workers=2"], ["--strategy=mirrored"], "would train alone"),
+    ([], ["--model_dir=/tmp/x"], "is local to the machine"),
     ([], ["--model_dir=/mnt/lustre/x"], None),
     (["--tune=a:1..2", "--metric=m"], ["--model_dir=/gcs/b/x"], "all trials would train in the same"),
 ])  # fmt: skip
@@ -154,15 +154,15 @@ def test_what_looks_wrong_is_a_warning(capsys, options, flags, warning):
 
 def test_the_line_of_a_json_file_is_told_since_the_file_has_no_place_for_it(capsys):
     _, said = made(capsys, "--format=json")
-    [note] = [line for line in said.splitlines() if line.startswith("note: JSON has no place")]
-    line = note.partition("keep it: ")[2]
+    [note] = [line for line in said.splitlines() if line.startswith("note: JSON has no comments")]
+    line = note.partition("generates the file: ")[2]
     assert line == shlex.join(["ctl", "deploy", "vertex", IMAGE, OUTPUT, "--format=json", *PROGRAM])
     assert "JSON" not in made(capsys)[1]
 
 
 def test_without_any_place_for_the_model_there_is_a_warning(capsys):
     _, said = deploy(capsys, IMAGE, *PROGRAM)
-    assert "nothing says where the model goes" in said.err
+    assert "the model has no output directory" in said.err
 
 
 def test_a_file_is_written_once_and_told_on_stdout(capsys, tmp_path):

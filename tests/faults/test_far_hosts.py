@@ -205,7 +205,7 @@ def test_too_few_hosts_are_waited_for_and_then_it_is_134(job, ssh):
     few = "1 slot on host1:1, fewer than --min_workers=2"
     assert err.splitlines() == [
         f"ctl launch: waiting for workers: {few}",
-        f"ctl launch: still not enough workers after 1 s: {few}",
+        f"ctl launch: not enough workers after 1 s: {few}",
     ]
 
 

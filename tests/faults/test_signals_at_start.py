@@ -43,7 +43,7 @@ def test_sigterm_to_the_launcher_while_workers_build_ends_them_all(tmp_path):
         wait_until(lambda: "hang at build" in worker_log(tmp_path), process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_SECS) == 143
-    assert "SIGKILL" not in output_of(tmp_path / "run").read_text().replace("SIGKILL follows", "")
+    assert "SIGKILL" not in output_of(tmp_path / "run").read_text().replace("sending SIGKILL after", "")
     assert SAID in worker_log(tmp_path)
 
 

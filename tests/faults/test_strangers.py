@@ -142,4 +142,4 @@ def test_a_rank_that_died_is_replaced_amid_strangers(tmp_path):
         job.wait_for_step(20, 2)
         job.go(1000)
         code, said = job.end()
-    assert code == 0 and "nothing more is started there" not in said, said[-3000:]
+    assert code == 0 and "no further process is started there" not in said, said[-3000:]

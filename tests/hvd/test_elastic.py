@@ -99,7 +99,7 @@ def test_all_hosts_can_be_replaced_by_others_and_the_state_moves(start):
     job = start("127.0.0.1:1", "-np", "1", "--min-np", "1", done=6)
     before = job.wait_for_step(3, size=1)
     job.hosts("127.0.0.2:1")
-    job.wait(lambda: "is not needed any more" in job.said)
+    job.wait(lambda: "no longer has a slot" in job.said)
     job.go(6)
     after = job.wait_for_step(6, size=1)
     code, said = job.end()
@@ -121,6 +121,6 @@ def test_a_port_that_another_program_took_is_no_end_and_no_reset(start):
     code, said = job.end()
     assert code == 0, said[-6000:]
     assert f"rank 0 cannot listen at 127.0.0.1:{port}" in said
-    assert "process 0 could not meet the others of group 2" in said
+    assert "process 0 could not connect to its peers in group 2" in said
     assert pids(after)[0] == pids(before)[0] and after[0]["resets"] == [2]
     assert exact(f for f in job.facts if "step" in f)

@@ -13,7 +13,7 @@ from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, UnprovenError, connect
 from ctl.io.json_lines import JsonLines
 from ctl.launch import worker_channels
-from ctl.launch.elastic import _planned
+from ctl.launch.elastic import _plan_ranks
 from ctl.launch.membership import Slot
 from ctl.launch.worker_channels import WorkerChannels
 from strangers import crowd
@@ -199,7 +199,7 @@ def test_new_hosts_are_told_at_once_and_the_ranks_change_when_they_are_ready(lau
 
 def test_processes_begin_with_the_place_that_is_planned_for_them():
     slots = [Slot("host1", 0), Slot("host1", 1), Slot("host2", 0)]
-    found = [_planned(slots, slot) for slot in slots]
+    found = [_plan_ranks(slots, slot) for slot in slots]
     assert [(p.rank, p.size, p.local_rank, p.local_size) for p in found] == [
         (0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1),
     ]  # fmt: skip

@@ -29,7 +29,7 @@ def test_a_rank_that_is_stopped_ends_a_job_that_would_wait_for_ever(ctlrun):
     """
     code, _, err = ctlrun.run(program, "-np", "2", "--heartbeat-timeout", "6")
     assert code == 134, err
-    assert re.search(r"rank 1 gave no sign of life for \d+ s; ending 0 with it", err)
+    assert re.search(r"rank 1 sent no heartbeat for \d+ s; terminating the remaining ranks: 0", err)
 
 
 def test_a_rank_that_is_stopped_before_its_first_sign_of_life_is_found_too(ctlrun):
@@ -58,7 +58,7 @@ def test_a_rank_of_an_elastic_job_that_is_stopped_is_replaced(tmp_path):
     victim = job.wait_for_step(3, 2)[1]
     os.kill(victim["pid"], signal.SIGSTOP)
     job.go(6)
-    job.wait(lambda: f"process {victim['number']} gave no sign of life" in job.said)
+    job.wait(lambda: f"process {victim['number']} sent no heartbeat" in job.said)
     job.go(1000)
     code, said = job.end()
     assert code == 0, said[-3000:]

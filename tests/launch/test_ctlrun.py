@@ -122,7 +122,7 @@ def test_the_first_to_fail_ends_all_and_is_named(ctlrun):
     """
     code, _, err = ctlrun.run(program, "-np", "3")
     assert code == 7
-    assert "rank 1 failed: exit code 7; ending 0, 2 with it" in err
+    assert "rank 1 failed: exit code 7; terminating the remaining ranks: 0, 2" in err
     assert not any(is_alive(int(ctlrun.read(f"pid{rank}"))) for rank in range(3))
 
 
@@ -184,7 +184,7 @@ def test_each_rank_sees_one_gpu_of_those_that_the_launcher_sees(ctlrun):
     _, out, _ = ctlrun.run(program, "-np", "2", "--bind_gpus", CUDA_VISIBLE_DEVICES="3,GPU-8")
     assert by_rank(out) == {0: ["3"], 1: ["GPU-8"]}
     code, _, err = ctlrun.run(program, "-np", "2", "--bind_gpus", CUDA_VISIBLE_DEVICES="3")
-    assert code == 2 and "start at most 1 processes here" in err
+    assert code == 2 and "start at most 1 processes on this machine" in err
 
 
 def test_a_far_rank_gets_the_environment_over_the_connection_and_nothing_shows_it(ctlrun):

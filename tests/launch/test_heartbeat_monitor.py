@@ -5,7 +5,7 @@ import os
 
 import pytest
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
-from ctl.launch.host_allocation import RoleCounts, tasks_of
+from ctl.launch.host_allocation import RoleCounts, build_tasks
 from ctl.launch.roles import log_name
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ class ManualHeartbeats:
     def __init__(self, directory, **timeouts):
         self.now = 100.0
         self.directory = directory
-        self.tasks = tasks_of(RoleCounts(workers=2, evaluator=True), "127.0.0.1")
+        self.tasks = build_tasks(RoleCounts(workers=2, evaluator=True), "127.0.0.1")
         self.monitor = HeartbeatMonitor(directory, Timeouts(**timeouts), clock=lambda: self.now)
         self.monitor.reset(self.tasks)
 
@@ -48,7 +48,7 @@ def test_silence_is_counted_from_the_last_change(tmp_path):
         assert heartbeats.check_after(29.0) is None
     hang = heartbeats.check_after(3.0)
     assert hang.task == heartbeats.tasks[1] and hang.silent_secs == 61.0
-    assert hang.why == "gave no sign of life for 61 s (last at step 7)"
+    assert hang.description == "sent no heartbeat for 61 s (last at step 7)"
 
 
 @pytest.mark.parametrize(("share", "is_hung"), [(0.0, True), (0.01, True), (0.1, False), (1.0, False)])
@@ -157,7 +157,7 @@ def test_a_hang_before_the_first_step_has_the_limit_of_a_start(tmp_path, phase):
     assert heartbeats.check_after(598.0) is None
     heartbeats.beat(0, phase=phase, beat=2)
     hang = heartbeats.check_after(3.0)
-    assert hang.task == heartbeats.tasks[0] and f"was {phase} for 601 s" in hang.why
+    assert hang.task == heartbeats.tasks[0] and f"was {phase} for 601 s" in hang.description
     heartbeats = ManualHeartbeats(tmp_path, startup=600.0, hang=0.0, heartbeat=0.0)  # only who asked for it
     heartbeats.beat(0, phase=phase)
     heartbeats.beat(1)
@@ -178,13 +178,13 @@ def test_the_missing_are_named_when_others_are_there(tmp_path):
     heartbeats.beat(0, beat=1)
     hang = heartbeats.check_after(2.0)
     assert hang.task == heartbeats.tasks[1]
-    assert hang.why == "gave no sign of life within 601 s of the start"
+    assert hang.description == "sent no heartbeat within 601 s of the start"
     heartbeats.monitor.reset(heartbeats.tasks)
     assert heartbeats.check_after(600.0) is None, "nobody beats any more"
-    heartbeats.tasks = tasks_of(RoleCounts(workers=3), "127.0.0.1")
+    heartbeats.tasks = build_tasks(RoleCounts(workers=3), "127.0.0.1")
     heartbeats.beat(1)
-    why = heartbeats.check_after(1.0).why
-    assert why == "gave no sign of life within 601 s of the start, nor did worker 2 (job 2)"
+    why = heartbeats.check_after(1.0).description
+    assert why == "sent no heartbeat within 601 s of the start, nor did worker 2 (job 2)"
     heartbeats.tasks = heartbeats.tasks[:2]
     heartbeats.beat(0, beat=2)
     heartbeats.beat(1, beat=2)
@@ -200,7 +200,7 @@ def test_no_step_is_a_hang_while_training_only(tmp_path):
     for beat in range(4, 8):
         heartbeats.beat(0, beat=beat, progressed=1.0)
         hang = heartbeats.check_after(40.0)
-    assert hang.why == "made no step for 120 s (last at step 7)"
+    assert hang.description == "completed no step for 120 s (last at step 7)"
 
 
 def test_a_save_is_only_waited_for_while_it_lives(tmp_path):
@@ -221,7 +221,7 @@ def test_whatever_stands_in_a_heartbeat_is_a_sign_of_life(text):
     heartbeats.beat(0, text)
     assert heartbeats.check_after(1.0) is None
     assert isinstance(heartbeats.monitor.highest_step, (int, type(None)))
-    assert heartbeats.monitor.any and heartbeats.check_after(3.0).task == heartbeats.tasks[0]
+    assert heartbeats.monitor.has_heartbeats and heartbeats.check_after(3.0).task == heartbeats.tasks[0]
 
 
 @pytest.fixture(autouse=True)

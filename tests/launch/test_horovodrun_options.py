@@ -11,7 +11,7 @@ from ctl.launch.horovodrun_options import FLAGS, parse_ctlrun
 from ctl.launch.host_allocation import allocate_ranks
 from ctl.launch.hosts import Host
 from ctl.launch.rank_environment import option_environ
-from ctl.launch.rank_job import rank_placement
+from ctl.launch.rank_job import ranks_of_task
 
 # What horovodrun 0.28.1 knows, one name of each option and its long names.
 HOROVODRUN = re.findall(
@@ -44,9 +44,9 @@ def refusal(*words):
     """What `ctlrun` says to a line that it does not run."""
     with pytest.raises(UsageError) as caught:
         asked, rest = parse_ctlrun(list(words))
-        if horovodrun_cli.wants_elastic(asked):
-            horovodrun_cli.elastic_limits(asked)
-        allocate_ranks(horovodrun_cli.hosts_of(asked), asked["num_proc"], asked["nics"])
+        if horovodrun_cli.requests_elastic_job(asked):
+            horovodrun_cli.parse_elastic_limits(asked)
+        allocate_ranks(horovodrun_cli.parse_host_options(asked), asked["num_proc"], asked["nics"])
         horovodrun_cli.check_options(asked, rest)
     return str(caught.value)
 
@@ -101,34 +101,34 @@ def test_what_means_nothing_is_named_once_and_in_one_line():
     line = "--autotune --autotune-log-file x --mpi-args=--a --tcp --tcp --no-torus-allreduce"
     asked, _ = parse_ctlrun([*line.split(), "--log-level", "INFO", "python"])
     named = "--log-level --torus-allreduce --autotune --autotune-log-file --mpi-args --tcp"
-    assert " ".join(options.meaningless(asked)) == named
-    assert options.meaningless(parse_ctlrun(["--gloo", "--disable-cache", "x"])[0]) == []
+    assert " ".join(options.ignored_option_names(asked)) == named
+    assert options.ignored_option_names(parse_ctlrun(["--gloo", "--disable-cache", "x"])[0]) == []
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--num-prc", "2", "x"], "'--num-prc' is no option of ctlrun; did you mean --num-proc?"),
+    (["--num-prc", "2", "x"], "'--num-prc' is not an option of ctlrun; did you mean --num-proc?"),
     (["-npp", "2", "x"], "did you mean -np?"),
     (["-hostfil", "f", "x"], "did you mean -hostfile?"),
-    (["-np", "x"], "-np came with 'x'; expected a whole number from 1 to 1024"),
-    (["-np", "0", "x"], "-np came with '0'"),
-    (["-np"], "-np came last; expected N after it"),
+    (["-np", "x"], "-np received 'x'; expected a whole number from 1 to 1024"),
+    (["-np", "0", "x"], "-np received '0'"),
+    (["-np"], "-np requires N after it"),
     (["--verbose=1", "x"], "--verbose takes no value"),
     (["--log-level", "LOUD", "x"], "expected one of TRACE, DEBUG"),
-    (["--blacklist-cooldown-range", "5"], "came last; expected SECS SECS"),
+    (["--blacklist-cooldown-range", "5"], "requires SECS SECS after it"),
     (["--cycle-time-ms", "-1", "x"], "expected a number from 0"),
-    (["python", "-np", "2"], "-np is missing: expected the number of processes, as in -np 2"),
-    (["-np", "2"], "no command came; expected e.g. ctlrun -np 2"),
+    (["python", "-np", "2"], "-np is missing; expected the number of processes, such as -np 2"),
+    (["-np", "2"], "no command was given; expected e.g. ctlrun -np 2"),
     (["-np", "2", "no-such-program"], "'no-such-program' was not found"),
-    (["-np", "2", "train.py"], "a script runs with `python train.py`"),
-    (["-np", "3", "-H", "localhost:2", "sh"], "-np 3 is more than the 2 slots of localhost:2"),
-    (["-np", "2", "-H", "a:1", "-hostfile", "f", "sh"], "so leave one out"),
-    (["-np", "2", "-H", "a b:1", "sh"], "'a b' is no host"),
+    (["-np", "2", "train.py"], "run a script with `python train.py`"),
+    (["-np", "3", "-H", "localhost:2", "sh"], "-np 3 is greater than the 2 slots of localhost:2"),
+    (["-np", "2", "-H", "a:1", "-hostfile", "f", "sh"], "Omit one of them"),
+    (["-np", "2", "-H", "a b:1", "sh"], "'a b' is not a host"),
     (["-np", "2", "-hostfile", "/no/file", "sh"], "--hostfile /no/file cannot be read"),
-    (["-np", "2", "--mpi", "sh"], "--mpi came; there is no MPI here"),
-    (["-np", "2", "--jsrun", "sh"], "--jsrun came; there is no MPI here"),
-    (["-np", "2", "--max-np", "3", "sh"], "--max-np is for elastic jobs"),
-    (["-np", "1", "--min-np", "2", "sh"], "--min-np 2 is more than -np 1"),
-    (["-np", "3", "--min-np", "2", "--max-np", "2", "sh"], "-np 3 is more than --max-np 2"),
+    (["-np", "2", "--mpi", "sh"], "--mpi was given, but MPI is not supported"),
+    (["-np", "2", "--jsrun", "sh"], "--jsrun was given, but MPI is not supported"),
+    (["-np", "2", "--max-np", "3", "sh"], "--max-np requires an elastic job"),
+    (["-np", "1", "--min-np", "2", "sh"], "--min-np 2 is greater than -np 1"),
+    (["-np", "3", "--min-np", "2", "--max-np", "2", "sh"], "-np 3 is greater than --max-np 2"),
     (["-np", "1", "--network-interfaces", "nope0", "sh"], "'nope0' has no IPv4 address"),
 ], ids=lambda value: value if isinstance(value, str) else " ".join(value))  # fmt: skip
 def test_what_cannot_be_used_is_a_sentence_with_a_cure(words, said):
@@ -147,7 +147,7 @@ def test_hosts_take_ranks_in_their_order_and_the_rest_stays_empty(monkeypatch):
     found = allocate_ranks([Host("127.0.0.1", 2), Host("far1", 2), Host("far2", 2)], 3)
     assert list(found.hosts) == ["127.0.0.1", "127.0.0.1", "far1"]
     assert [found.remote_host(task) for task in found.tasks] == [None, None, "far1"]
-    assert [rank_placement(found, task).cross_size for task in found.tasks] == [2, 1, 2]
+    assert [ranks_of_task(found, task).cross_size for task in found.tasks] == [2, 1, 2]
     addresses = found.tasks[2].tasks["worker"]
     assert addresses == found.tasks[0].tasks["worker"]
     names = [address.rpartition(":")[0] for address in addresses]
@@ -180,15 +180,15 @@ def test_a_config_file_says_the_same_as_options_and_the_line_wins():
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "120", "HOROVOD_LOG_LEVEL": "INFO",
         "HOROVOD_LOG_HIDE_TIME": "1",
     }  # fmt: skip
-    assert "--autotune" in options.meaningless(asked)
+    assert "--autotune" in options.ignored_option_names(asked)
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    ({"params": "x"}, "`params: x`; expected names and values"),
+    ({"params": "x"}, "`params: x`; expected a mapping with keys"),
     ({"params": {"cycle_time_ms": "x"}}, "`params: cycle_time_ms`"),
     ({"timeline": {"mark_cycles": "yes"}}, "expected true or false"),
-    ({"controller": "mpi"}, "there is no MPI"),
-    (["params"], "holds list"),
+    ({"controller": "mpi"}, "MPI is not supported"),
+    (["params"], "contains a list"),
 ], ids=str)  # fmt: skip
 def test_a_config_file_that_cannot_be_used_is_a_sentence(content, said):
     with pytest.raises(UsageError) as caught:
@@ -201,8 +201,8 @@ def test_what_a_config_file_says_beyond_is_named_and_ignored(capsys):
     content = {"parms": {}, "params": {"cycle": 1, "fusion_threshold_mb": 32}}
     config_file.add_config_file(asked, "/dev/null", lambda _: content)
     said = capsys.readouterr().err
-    assert "'parms', which ctlrun does not know; it is ignored" in said
-    assert "`params: cycle`, which is no option of ctlrun; it is ignored" in said
+    assert "ignoring the section 'parms' of" in said
+    assert "ignoring `params: cycle` in" in said
     assert asked["fusion_threshold_mb"] == 32
 
 
@@ -218,7 +218,7 @@ def test_a_config_file_is_yaml(tmp_path, monkeypatch):
     config_file.add_config_file(asked, str(path))
     assert asked["fusion_threshold_mb"] == 1 and asked["cycle_time_ms"] == 0.5
     path.write_text("params: [")
-    with pytest.raises(UsageError, match="is no YAML"):
+    with pytest.raises(UsageError, match="is not valid YAML"):
         config_file.add_config_file(asked, str(path))
     with pytest.raises(UsageError, match="cannot be read"):
         config_file.add_config_file(asked, str(tmp_path / "none"))

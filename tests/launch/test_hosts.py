@@ -9,10 +9,10 @@ import sys
 import pytest
 from ctl.errors import UsageError
 from ctl.launch import discovery, hosts, remote_entry, ssh
-from ctl.launch.cli import allocation_of, parse_launch
+from ctl.launch.cli import build_allocation, parse_launch
 from ctl.launch.discovery import parse_discovery, run_discovery
 from ctl.launch.host_allocation import PORT_OFFSET, DiscoveredAllocation, HostAllocation, LocalAllocation
-from ctl.launch.hosts import Host, first_slots
+from ctl.launch.hosts import Host, select_slots
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import is_alive, wait_for
@@ -83,7 +83,7 @@ def test_any_options_are_an_allocation_or_a_sentence(words):
     words = [w for w in words if w not in ("--help", "-h", "--")]
     try:
         asked, command = parse_launch([*words, "--", "true"])
-        allocation = allocation_of(asked)
+        allocation = build_allocation(asked)
     except UsageError as e:
         sentence(e)
         return
@@ -94,19 +94,19 @@ def test_any_options_are_an_allocation_or_a_sentence(words):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "'' is no host"),
-        ("host1,", "'' is no host"),
-        ("-oProxyCommand=x", "'-oProxyCommand=x' is no host"),
-        ("host;reboot", "'host;reboot' is no host"),
-        ("host_1", "'host_1' is no host"),
-        ("300.1.1.1", "'300.1.1.1' is no host"),
-        ("1.2.3", "'1.2.3' is no host"),
-        ("-me@host1", "names the user '-me'"),
-        ("host1:0", "gives '0' slots; expected a whole number from 1"),
-        ("host1:two", "gives 'two' slots"),
-        ("host1:²", "gives '²' slots"),
-        ("host1:2,HOST1:3", "the host 'HOST1' came twice; write it once, with all its slots: HOST1:5"),
-        ("host1:1000,host2:1000", "2000 slots came, expected 1024 at most"),
+        ("", "'' is not a host"),
+        ("host1,", "'' is not a host"),
+        ("-oProxyCommand=x", "'-oProxyCommand=x' is not a host"),
+        ("host;reboot", "'host;reboot' is not a host"),
+        ("host_1", "'host_1' is not a host"),
+        ("300.1.1.1", "'300.1.1.1' is not a host"),
+        ("1.2.3", "'1.2.3' is not a host"),
+        ("-me@host1", "has the user '-me'"),
+        ("host1:0", "has '0' slots; expected a whole number from 1"),
+        ("host1:two", "has 'two' slots"),
+        ("host1:²", "has '²' slots"),
+        ("host1:2,HOST1:3", "the host 'HOST1' is listed twice; list it once with all its slots: HOST1:5"),
+        ("host1:1000,host2:1000", "2000 slots were requested; expected at most 1024"),
     ],
 )
 def test_a_wrong_host_is_one_sentence(text, says):
@@ -135,31 +135,31 @@ def test_this_machine_is_known_by_its_names_and_addresses():
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("-H h1:2 --workers=2", "--workers came with -H; the slots of the hosts say"),
-        ("-H h1 --ps=1", "--ps came with -H; on several machines there are workers only"),
-        ("-H h1 --chief", "--chief came with -H"),
-        ("-H h1 --evaluator", "--evaluator came with -H"),
-        ("-H h1 --host_discovery=/bin/true", "-H came with --host_discovery"),
-        ("-H h1 --min_workers=1", "--min_workers=1 needs --host_discovery=SCRIPT"),
-        ("--workers=3 --min_workers=1", "--min_workers=1 needs --host_discovery=SCRIPT"),
-        ("--max_workers=3", "--max_workers=3 needs --host_discovery=SCRIPT"),
-        ("--host_discovery=/bin/true --workers=2", "--workers came with --host_discovery"),
+        ("-H h1:2 --workers=2", "--workers cannot be combined with -H: the slots of the hosts determine"),
+        ("-H h1 --ps=1", "--ps cannot be combined with -H: a job on several machines has workers only"),
+        ("-H h1 --chief", "--chief cannot be combined with -H"),
+        ("-H h1 --evaluator", "--evaluator cannot be combined with -H"),
+        ("-H h1 --host_discovery=/bin/true", "-H cannot be combined with --host_discovery"),
+        ("-H h1 --min_workers=1", "--min_workers=1 requires --host_discovery=SCRIPT"),
+        ("--workers=3 --min_workers=1", "--min_workers=1 requires --host_discovery=SCRIPT"),
+        ("--max_workers=3", "--max_workers=3 requires --host_discovery=SCRIPT"),
+        ("--host_discovery=/bin/true --workers=2", "--workers cannot be combined with --host_discovery"),
         ("--host_discovery=/nowhere/x", "'/nowhere/x' cannot be run; expected the path"),
-        ("--host_discovery=/bin/true --min_workers=3 --max_workers=2", "--min_workers=3 is more than"),
-        ("-H localhost:2,h1:2", "other machines cannot reach this one as 'localhost'"),
-        ("-H h1:2 --port=65535", "--port=65535 leaves no room for 2 workers"),
-        ("--host=a:b", "--host='a:b' is no address"),
-        ("--max_restarts=-1", "'-1' came, expected a whole number from 0"),
-        ("--heartbeat_timeout_secs=nan", "'nan' came, expected seconds from 0"),
-        ("--startup_timeout_secs=-3", "'-3' came, expected seconds from 0"),
-        ("--backoff_secs=inf", "'inf' came, expected seconds from 0"),
-        ("--max_log_mib=-1", "'-1' came, expected MiB"),
-        ("--workers=99999", "'99999' came, expected a whole number from 1 to 1024"),
+        ("--host_discovery=/bin/true --min_workers=3 --max_workers=2", "--min_workers=3 is greater than"),
+        ("-H localhost:2,h1:2", "other machines cannot connect to this machine as 'localhost'"),
+        ("-H h1:2 --port=65535", "--port=65535 is too high for 2 workers"),
+        ("--host=a:b", "--host='a:b' is not an address"),
+        ("--max_restarts=-1", "received '-1'; expected a whole number from 0"),
+        ("--heartbeat_timeout_secs=nan", "received 'nan'; expected seconds from 0"),
+        ("--startup_timeout_secs=-3", "received '-3'; expected seconds from 0"),
+        ("--backoff_secs=inf", "received 'inf'; expected seconds from 0"),
+        ("--max_log_mib=-1", "received '-1'; expected MiB"),
+        ("--workers=99999", "received '99999'; expected a whole number from 1 to 1024"),
     ],
 )
 def test_options_that_cannot_be_used_are_one_sentence(line, says):
     with pytest.raises(UsageError) as caught:
-        allocation_of(parse_launch([*line.split(), "--", "true"])[0])
+        build_allocation(parse_launch([*line.split(), "--", "true"])[0])
     assert says in sentence(caught.value)
 
 
@@ -199,29 +199,30 @@ def test_the_real_ssh_understands_its_options():
 
 
 def test_a_name_that_does_not_resolve_is_named_and_not_this_machine():
-    with pytest.raises(UsageError, match=r"address of host 'elsewhere\.invalid' cannot be found"):
-        hosts.reachable([Host("localhost"), Host("elsewhere.invalid")])
+    with pytest.raises(UsageError, match=r"host name 'elsewhere\.invalid' cannot be resolved"):
+        hosts.resolve_addresses([Host("localhost"), Host("elsewhere.invalid")])
     names = ["192.0.2.1", "elsewhere.invalid"]
-    assert hosts.reachable(list(map(Host, names))) == names
+    assert hosts.resolve_addresses(list(map(Host, names))) == names
 
 
 def test_on_this_machine_alone_hosts_get_free_ports_on_loopback():
-    places = HostAllocation([Host("localhost", 2)]).places()
+    places = HostAllocation([Host("localhost", 2)]).place_processes()
     assert not places.remote and len(set(places.tasks[0].tasks["worker"])) == 2
     assert all(a.startswith("127.0.0.1:") for a in places.tasks[0].tasks["worker"])
 
 
 def test_after_a_clash_far_workers_get_other_ports():
     allocation = HostAllocation([Host("h1", 2)], port=2222)
-    assert list(allocation.places().remote) == ["h1:2222", "h1:2223"]
-    assert list(allocation.places(shift=1).remote) == [f"h1:{2222 + PORT_OFFSET + i}" for i in range(2)]
+    assert list(allocation.place_processes().remote) == ["h1:2222", "h1:2223"]
+    shifted = [f"h1:{2222 + PORT_OFFSET + i}" for i in range(2)]
+    assert list(allocation.place_processes(shift=1).remote) == shifted
 
 
 def test_the_first_slots_are_taken():
     found = [Host("a", 2), Host("b", 2), Host("c", 1)]
-    assert first_slots(found, None) == found
-    assert first_slots(found, 3) == [Host("a", 2), Host("b", 1)]
-    assert first_slots(found, 2) == [Host("a", 2)]
+    assert select_slots(found, None) == found
+    assert select_slots(found, 3) == [Host("a", 2), Host("b", 1)]
+    assert select_slots(found, 2) == [Host("a", 2)]
 
 
 def script(tmp_path, text):
@@ -237,8 +238,8 @@ def script(tmp_path, text):
         ("echo oops >&2; exit 3", "failed: exit code 3, oops"),
         ("kill -9 $$", "failed: signal 9"),
         ("exit 0", "printed no host"),
-        ("echo 'no:such:thing'", "printed what cannot be used: 'no:such:thing' gives"),
-        ("head -c 1000000 /dev/urandom", "printed what cannot be used"),
+        ("echo 'no:such:thing'", "printed an invalid line: 'no:such:thing' has"),
+        ("head -c 1000000 /dev/urandom", "printed an invalid line"),
     ],
 )
 def test_a_discovery_script_that_fails_is_told_in_words(tmp_path, text, says):

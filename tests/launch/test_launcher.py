@@ -21,12 +21,12 @@ from ctl.errors import UsageError
 from ctl.launch import cli as launch_cli
 from ctl.launch import log_files, monitor, output, process_tree
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts
-from ctl.launch.host_allocation import RoleCounts, tasks_of
-from ctl.launch.monitor import Monitor, PassedOnSignals
+from ctl.launch.host_allocation import RoleCounts, build_tasks
+from ctl.launch.monitor import ForwardedSignals, Monitor
 from ctl.launch.output import LogOutput
 from ctl.launch.ports import free_ports
 from ctl.launch.process import ProcessExit
-from ctl.launch.terminal_text import TerminalText, tail
+from ctl.launch.terminal_text import TerminalText, read_tail
 from ctl.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -34,14 +34,14 @@ TIMEOUT_SECS = 60
 
 
 def places(count=2):
-    return tasks_of(RoleCounts(workers=count), "127.0.0.1")
+    return build_tasks(RoleCounts(workers=count), "127.0.0.1")
 
 
 class ScriptedGroup:
     """Stands in for a process group: each poll notices the next round of (place, return code) pairs."""
 
     def __init__(self, *rounds, workers=2, **roles):
-        self.tasks = tasks_of(RoleCounts(workers=workers, **roles), "127.0.0.1")
+        self.tasks = build_tasks(RoleCounts(workers=workers, **roles), "127.0.0.1")
         self.running = tuple(self.tasks)
         self.exits = []
         self.rounds = list(rounds)
@@ -63,7 +63,7 @@ class ScriptedGroup:
 
 
 def watched(group):
-    return Monitor(group, 30.0, PassedOnSignals(), chief=group.tasks[0], log_dir=Path("/nowhere")).wait()
+    return Monitor(group, 30.0, ForwardedSignals(), chief=group.tasks[0], log_dir=Path("/nowhere")).wait()
 
 
 def cause_of(*rounds, workers=2):
@@ -86,7 +86,7 @@ def test_a_host_of_another_machine_is_refused_with_the_word_to_write():
 
 
 def test_with_a_chief_there_is_one_process_more_and_it_comes_first():
-    tasks = tasks_of(RoleCounts(workers=2, chief=True), "127.0.0.1")
+    tasks = build_tasks(RoleCounts(workers=2, chief=True), "127.0.0.1")
     assert [(t.task_type, t.task_index, t.worker_index) for t in tasks] == [
         ("chief", 0, 0),
         ("worker", 0, 1),
@@ -120,7 +120,7 @@ def test_one_that_told_the_others_of_its_error_may_take_long_to_end(tmp_path, mo
     heartbeats = HeartbeatMonitor(tmp_path, Timeouts())
     if phase:
         heartbeats.path(group.tasks[1]).write_text(json.dumps({"phase": phase}))
-    found = Monitor(group, 30.0, PassedOnSignals(), heartbeats, chief=group.tasks[0]).wait().cause
+    found = Monitor(group, 30.0, ForwardedSignals(), heartbeats, chief=group.tasks[0]).wait().cause
     assert (found.task.task_index, found.exit_code) == cause
 
 
@@ -135,7 +135,7 @@ def test_a_server_s_worker_that_dies_again_and_again_is_left_out(monkeypatch, ca
     assert watched(group).cause is None and group.started == [0, 0, 0]
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if "(3 of 3)" in line] == said[2:3] and len(said) == 4
-    assert "worker 0 (job 1) ended with exit code 3 after 3 new starts; the job goes on" in said[3]
+    assert "worker 0 (job 1) ended with exit code 3 after 3 restarts; the job continues" in said[3]
 
 
 def test_a_worker_that_ends_as_the_chief_does_is_not_started_again():
@@ -186,15 +186,15 @@ def test_a_line_without_an_end_is_passed_on_whole():
 def test_the_tail_is_the_last_lines_without_escapes(tmp_path):
     log = tmp_path / "job_1.log"
     log.write_bytes(b"x" * 100_000 + b"\n" + b"".join(b"\x1b[1mline %d\n" % i for i in range(50)))
-    assert tail(log, lines=3) == "line 47\nline 48\nline 49"
-    assert tail(tmp_path / "none.log") == ""
+    assert read_tail(log, lines=3) == "line 47\nline 48\nline 49"
+    assert read_tail(tmp_path / "none.log") == ""
 
 
 def log_output(directory):
     """The output of one process, whose log is shown on the console; and its descriptor."""
     task = places(1)[0]
     shown = LogOutput(directory, [task])
-    return shown, task, shown.writers(task)[0]
+    return shown, task, shown.open_writers(task)[0]
 
 
 def test_the_copy_ends_by_itself_when_nobody_can_write_any_more(tmp_path):
@@ -237,19 +237,19 @@ def test_a_full_disk_is_one_message_and_the_console_goes_on(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--workers=2", "no command came after `--`"),
-        ("--workers=2 --", "no command came after `--`"),
+        ("--workers=2", "no command was given after `--`"),
+        ("--workers=2 --", "no command was given after `--`"),
         ("--workers=2 python -m models.mnist", "write the command after `--`"),
-        ("--workers=0 -- true", "'0' came, expected a whole number from 1"),
-        ("--ps=0 -- true", "'0' came, expected a whole number from 1"),
-        ("--workers=two -- true", "'two' came, expected a whole number from 1"),
-        ("--grace_secs=-1 -- true", "'-1' came, expected seconds from 0"),
-        ("--grace_secs=nan -- true", "'nan' came, expected seconds from 0"),
+        ("--workers=0 -- true", "received '0'; expected a whole number from 1"),
+        ("--ps=0 -- true", "received '0'; expected a whole number from 1"),
+        ("--workers=two -- true", "received 'two'; expected a whole number from 1"),
+        ("--grace_secs=-1 -- true", "received '-1'; expected seconds from 0"),
+        ("--grace_secs=nan -- true", "received 'nan'; expected seconds from 0"),
         ("--wrokers=2 -- true", "'--wrokers=2' is not an option"),
         ("--work=2 -- true", "'--work=2' is not an option"),
         ("-- no-such-program --x", "'no-such-program' was not found"),
         ("--host=192.0.2.1 -- true", "--host=127.0.0.1"),
-        (f"'--log_dir={__file__}/logs' -- true", "(Not a directory); give a directory"),
+        (f"'--log_dir={__file__}/logs' -- true", "(Not a directory); specify a writable directory"),
         (f"-- '{__file__}'", "cannot be run"),
     ],
 )
@@ -280,14 +280,14 @@ def test_a_program_that_cannot_start_is_exit_code_2(tmp_path, capfd):
 )
 def test_logs_go_into_the_model_dir_of_the_command(command, log_dir, tmp_path):
     words = [word.format(tmp_path) for word in command]
-    assert launch_cli.log_dir_of(None, words) == tmp_path / log_dir
+    assert launch_cli.choose_log_dir(None, words) == tmp_path / log_dir
     assert (tmp_path / log_dir).is_dir()
 
 
 @pytest.mark.parametrize("command", [["train"], ["train", "--model_dir=gs://bucket/run"]])
 def test_without_a_local_model_dir_logs_go_into_a_new_directory(command, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    log_dir = launch_cli.log_dir_of(None, command)
+    log_dir = launch_cli.choose_log_dir(None, command)
     assert log_dir.parent == tmp_path and log_dir.name.startswith("ctl-launch-")
 
 
@@ -350,11 +350,11 @@ def test_the_launcher_never_imports_tensorflow(line, tmp_path):
 
 def test_signals_are_only_kept_inside_the_block():
     before = signal.getsignal(signal.SIGTERM)
-    with PassedOnSignals() as signals:
+    with ForwardedSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.received == [signal.SIGTERM] and not signals.impatient()
+        assert signals.received == [signal.SIGTERM] and not signals.is_repeated()
         os.kill(os.getpid(), signal.SIGINT)
-        assert signals.impatient()
+        assert signals.is_repeated()
     assert signal.getsignal(signal.SIGTERM) is before
 
 

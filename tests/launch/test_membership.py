@@ -14,7 +14,7 @@ class Job:
         self.now = 0.0
         self.health = HostHealth(cooldown, clock=lambda: self.now)
         self.hosts(*hosts)
-        limits = {"first": 2, "least": 1, **limits}
+        limits = {"initial": 2, "minimum": 1, **limits}
         self.membership = Membership(Limits(**limits), self.health)
 
     def hosts(self, *hosts):
@@ -22,16 +22,16 @@ class Job:
 
     def start(self):
         """Starts what is to be started; the numbers."""
-        return [self.membership.started(slot) for slot in self.membership.free_slots()]
+        return [self.membership.add_worker(slot) for slot in self.membership.find_free_slots()]
 
     def join(self, *numbers, skips_sync=False):
         for number in numbers:
-            self.membership.joined(number, 1000 + number, skips_sync=skips_sync)
-        return self.group()
+            self.membership.set_waiting(number, 1000 + number, skips_sync=skips_sync)
+        return self.form_group()
 
-    def group(self):
+    def form_group(self):
         """The numbers of the next group by rank, or None."""
-        group = self.membership.group()
+        group = self.membership.form_group()
         if group is None:
             return None
         assert [1000 + w.number for w in group.workers] == list(group.ports)
@@ -40,12 +40,12 @@ class Job:
 
     def sync(self, *numbers):
         for number in numbers:
-            self.membership.synced(number)
+            self.membership.record_sync(number)
 
     def lose(self, number):
-        worker = self.membership.ended(number, is_success=False)
+        worker = self.membership.remove_worker(number, is_success=False)
         if any(h.target == worker.slot.host for h in self.health.hosts):
-            self.health.failed(worker.slot.host)
+            self.health.record_failure(worker.slot.host)
 
     def begun(self):
         """The first group, at work."""
@@ -63,14 +63,14 @@ def test_the_first_group_waits_for_everybody_that_was_started():
 
 
 def test_nothing_starts_before_there_are_slots_for_the_first_group():
-    job = Job("a:1", first=2)
+    job = Job("a:1", initial=2)
     assert job.start() == []
     job.hosts("a:1", "b:1")
     assert job.start() == [0, 1]
 
 
 def test_never_more_than_the_most():
-    job = Job("a:4", most=3)
+    job = Job("a:4", maximum=3)
     assert len(job.start()) == 3
 
 
@@ -84,8 +84,8 @@ def test_survivors_do_not_wait_for_the_replacement_which_joins_later():
     job.sync(1, 2)
     job.now += 1.0
     assert job.start() == [3]
-    assert job.membership.change() == 0
-    assert job.join(3) is None and job.membership.change() == ADDED
+    assert job.membership.find_change() == 0
+    assert job.join(3) is None and job.membership.find_change() == ADDED
     assert job.join(1, 2, skips_sync=True) == [1, 2, 3] and job.must_sync
     assert [w.slot.index for w in job.membership.members] == [1, 2, 0]  # the replacement has the free GPU
 
@@ -97,21 +97,21 @@ def test_a_dismissed_process_that_has_not_ended_joins_no_group():
     job.hosts("a:1")
     assert job.join(0, 1, 2) == [0]
     job.sync(0)
-    for worker in job.membership.unwanted():
+    for worker in job.membership.find_surplus_workers():
         job.membership.dismiss(worker.number)
     job.hosts("a:2")
     assert job.start() == [], "the slot is in use until its process has ended"
-    assert job.membership.change() == 0 and job.join(1, 2) is None
+    assert job.membership.find_change() == 0 and job.join(1, 2) is None
     for number in (1, 2):
-        job.membership.ended(number, is_success=True)
+        job.membership.remove_worker(number, is_success=True)
     assert not job.membership.is_finishing
     assert job.start() == [3]
-    assert job.join(3) is None and job.membership.change() == ADDED
+    assert job.join(3) is None and job.membership.find_change() == ADDED
     assert job.join(0) == [0, 3]
 
 
 def test_a_dismissed_process_does_not_delay_the_first_group():
-    job = Job("a:2", "b:1", first=2)
+    job = Job("a:2", "b:1", initial=2)
     assert job.start() == [0, 1, 2]
     job.hosts("a:2")
     job.membership.dismiss(2)
@@ -122,9 +122,9 @@ def test_nobody_shares_state_when_all_have_it_and_say_so():
     job = Job("a:1", "b:2")
     job.begun()
     job.hosts("b:2")
-    assert job.membership.change() == REMOVED
+    assert job.membership.find_change() == REMOVED
     assert job.join(0, 1, 2, skips_sync=True) == [1, 2] and not job.must_sync
-    assert [w.number for w in job.membership.unwanted()] == [0]
+    assert [w.number for w in job.membership.find_surplus_workers()] == [0]
     job.hosts("b:1")
     assert job.join(1, skips_sync=True) is None
     assert job.join(2, skips_sync=False) == [1]
@@ -157,42 +157,44 @@ def test_a_group_without_state_is_a_failure_not_a_new_beginning():
     job.join(new)
     assert job.join(1) == [1, new]
     job.lose(1)
-    assert job.join(new) is None and "had the state" in job.membership.failure
+    assert job.join(new) is None and "with the state of the job" in job.membership.failure
 
 
 def test_hosts_that_go_all_at_once_stay_until_others_have_the_state():
-    job = Job("a:1", first=1)
+    job = Job("a:1", initial=1)
     job.begun()
     job.hosts("b:1")
-    assert job.membership.change() == 0
+    assert job.membership.find_change() == 0
     assert job.start() == [1]
     job.join(1)
-    assert job.membership.change() == ADDED
+    assert job.membership.find_change() == ADDED
     assert job.join(0) == [0, 1]
-    assert job.membership.change() == 0
+    assert job.membership.find_change() == 0
     job.sync(0, 1)
-    assert job.membership.change() == REMOVED
+    assert job.membership.find_change() == REMOVED
     assert job.join(0, 1) == [1]
-    assert [w.number for w in job.membership.unwanted()] == [0]
+    assert [w.number for w in job.membership.find_surplus_workers()] == [0]
 
 
 def test_a_group_is_not_told_to_shrink_below_the_least():
-    job = Job("a:1", "b:1", least=2)
+    job = Job("a:1", "b:1", minimum=2)
     job.begun()
     job.hosts("a:1")
-    assert job.membership.change() == 0
+    assert job.membership.find_change() == 0
 
 
 def test_too_few_wait_for_the_timeout_and_then_it_is_a_failure():
-    job = Job("a:2", least=2, timeout_secs=60)
+    job = Job("a:2", minimum=2, timeout_secs=60)
     job.begun()
     job.now += 1000  # at work for long
     job.lose(1)
-    assert job.join(0) is None and job.membership.late() == []
+    assert job.join(0) is None and job.membership.find_overdue_members() == []
     job.now += 59
-    assert job.group() is None and job.membership.late() == [] and not job.membership.failure
+    assert job.form_group() is None and job.membership.find_overdue_members() == []
+    assert not job.membership.failure
     job.now += 1
-    assert job.membership.late() == [] and "fewer than the 2 that the job needs" in job.membership.failure
+    assert job.membership.find_overdue_members() == []
+    assert "processes are waiting after 60 s; the job requires 2" in job.membership.failure
 
 
 def test_a_member_that_does_not_come_is_late_and_the_others_go_on_without_it():
@@ -201,35 +203,36 @@ def test_a_member_that_does_not_come_is_late_and_the_others_go_on_without_it():
     job.lose(0)
     assert job.join(1) is None
     job.now += 60
-    assert job.group() is None and [w.number for w in job.membership.late()] == [2]
+    assert job.form_group() is None and [w.number for w in job.membership.find_overdue_members()] == [2]
     job.lose(2)
-    assert job.group() == [1]
+    assert job.form_group() == [1]
 
 
 def test_the_first_group_does_without_late_ones_if_there_are_enough():
-    job = Job("a:3", first=2, timeout_secs=60)
+    job = Job("a:3", initial=2, timeout_secs=60)
     job.start()
     assert job.join(0, 2) is None
     job.now += 60
-    assert job.group() == [0, 2]
-    assert job.join(1) is None and job.membership.change() == ADDED
+    assert job.form_group() == [0, 2]
+    assert job.join(1) is None and job.membership.find_change() == ADDED
 
 
 def test_when_one_is_done_nobody_new_begins():
     job = Job("a:2")
     job.begun()
-    job.membership.ended(0, is_success=True)
+    job.membership.remove_worker(0, is_success=True)
     job.now += 100
-    assert job.start() == [] and job.membership.change() == 0
+    assert job.start() == [] and job.membership.find_change() == 0
     assert job.join(1) == [1]
 
 
 def test_a_group_whose_members_cannot_meet_is_formed_again_and_is_no_reset():
-    job = Job("a:2", resets=0)
+    job = Job("a:2", max_resets=0)
     job.begun()
     for group in (1, 2):
-        assert job.membership.unmet(1, group).rank == 1 and job.membership.unmet(0, group).rank == 0
-        assert job.membership.unmet(0, group - 1) is None and job.membership.unmet(7, group) is None
+        record = job.membership.record_connect_failure
+        assert record(1, group).rank == 1 and record(0, group).rank == 0
+        assert record(0, group - 1) is None and record(7, group) is None
         assert job.join(1) is None
         assert job.join(0) == [0, 1]
     job.lose(1)
@@ -237,28 +240,28 @@ def test_a_group_whose_members_cannot_meet_is_formed_again_and_is_no_reset():
 
 
 def test_the_reset_limit_is_a_failure_for_losses_and_silence_for_new_hosts():
-    job = Job("a:2", resets=1)
+    job = Job("a:2", max_resets=1)
     job.begun()
     job.lose(1)
     assert job.join(0) == [0]
     job.now += 100
-    assert job.start() == [] and job.membership.change() == 0
+    assert job.start() == [] and job.membership.find_change() == 0
     assert job.join(0) is None and "--reset-limit" in job.membership.failure
 
 
 def test_a_host_is_used_again_after_a_while_and_given_up_after_four_failures():
     job = Job("a:1")
     for delay_secs in (1.0, 2.0, 4.0):
-        job.health.failed("a")
-        assert not job.health.may_start("a")
+        job.health.record_failure("a")
+        assert not job.health.can_start("a")
         job.now += delay_secs
-        assert job.health.may_start("a")
-    assert "nothing more" in job.health.failed("a")
+        assert job.health.can_start("a")
+    assert "no further process" in job.health.record_failure("a")
     job.now += 1e6
-    assert not job.health.may_start("a")
+    assert not job.health.can_start("a")
     job.hosts()
     job.hosts("a:1")  # another machine, maybe
-    assert job.health.may_start("a")
+    assert job.health.can_start("a")
 
 
 def test_a_host_that_ssh_does_not_reach_is_tried_again_without_end():
@@ -266,47 +269,47 @@ def test_a_host_that_ssh_does_not_reach_is_tried_again_without_end():
     delays = []
     for _ in range(9):
         for _ in range(4):  # the processes of one connection
-            assert "is tried again in" in job.health.unreachable("a")
+            assert "retrying the host in" in job.health.record_outage("a")
         begin = job.now
-        while not job.health.may_start("a"):
+        while not job.health.can_start("a"):
             job.now += 0.5
         delays.append(job.now - begin)
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    job.health.reached("a")
-    assert job.health.unreachable("a") == "the host is tried again in 1 s"
+    job.health.record_connection("a")
+    assert job.health.record_outage("a") == "retrying the host in 1 s"
     job.health.exclude("a")
     job.now += 1e6
-    assert not job.health.may_start("a")
+    assert not job.health.can_start("a")
 
 
 def test_the_first_group_does_not_wait_for_more_processes_than_it_needs():
     """As on a host that cannot be reached."""
-    job = Job("a:1", "b:1", "c:1", first=1)
+    job = Job("a:1", "b:1", "c:1", initial=1)
     assert job.start() == [0, 1, 2]
     assert job.join(0) is None, "the next process may come at any moment"
     job.now += 4.9
     assert job.join(1) is None
     job.now += 0.2
-    assert job.group() == [0, 1]
+    assert job.form_group() == [0, 1]
     job.sync(0, 1)
-    assert job.join(2) is None and job.membership.change() == ADDED
+    assert job.join(2) is None and job.membership.find_change() == ADDED
 
 
 def test_failures_of_an_hour_ago_are_forgiven():
     job = Job("a:1")
     for _ in range(10):
-        job.health.failed("a")
+        job.health.record_failure("a")
         job.now += 4000
-        assert job.health.may_start("a")
+        assert job.health.can_start("a")
 
 
 def test_with_a_cooldown_range_no_host_is_given_up():
     job = Job("a:1", cooldown=(10, 60))
     delays = []
     for _ in range(6):
-        job.health.failed("a")
+        job.health.record_failure("a")
         begin = job.now
-        while not job.health.may_start("a"):
+        while not job.health.can_start("a"):
             job.now += 0.5
         delays.append(job.now - begin)
     assert all(10 <= delay <= 60.5 for delay in delays) and delays[-1] >= 60
@@ -314,12 +317,12 @@ def test_with_a_cooldown_range_no_host_is_given_up():
 
 
 def test_slots_of_hosts_that_failed_do_not_count_against_the_most():
-    job = Job("a:1", "b:1", "c:1", most=2)
+    job = Job("a:1", "b:1", "c:1", maximum=2)
     job.begun()
     for _ in range(4):
-        job.health.failed("a")
-    job.membership.ended(0, is_success=False)
-    assert [slot.host for slot in job.membership.free_slots()] == ["c"]
+        job.health.record_failure("a")
+    job.membership.remove_worker(0, is_success=False)
+    assert [slot.host for slot in job.membership.find_free_slots()] == ["c"]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -338,12 +341,12 @@ def test_whatever_happens_groups_are_sound(seed):
         elif what < 0.2 and len(job.membership.members) > 1:
             job.lose(chance.choice(alive))
         elif what < 0.7 and alive:
-            job.membership.joined(chance.choice(alive), 1, skips_sync=chance.random() < 0.5)
+            job.membership.set_waiting(chance.choice(alive), 1, skips_sync=chance.random() < 0.5)
         elif what < 0.8:
             job.sync(*(w.number for w in job.membership.members if not w.port))
         waiting = {n for n, w in job.membership.workers.items() if w.port}
         had_state = {n for n, w in job.membership.workers.items() if w.has_state}
-        group = job.membership.group()
+        group = job.membership.form_group()
         if group:
             chosen = {w.number for w in group.workers}
             assert group.number == newest + 1 and chosen <= waiting
@@ -354,11 +357,11 @@ def test_whatever_happens_groups_are_sound(seed):
             by_host = [w.slot.host for w in group.workers]
             assert len(set(by_host)) == sum(a != b for a, b in zip(["", *by_host], by_host, strict=False))
         slots = [w.slot for w in job.membership.workers.values()]
-        slots += job.membership.free_slots()
+        slots += job.membership.find_free_slots()
         assert len(set(slots)) == len(slots)
         job.start()
         if job.membership.failure:
-            assert "had the state" in job.membership.failure
+            assert "with the state of the job" in job.membership.failure
             return
     assert newest > 3
 
@@ -368,14 +371,14 @@ def test_the_time_to_wait_begins_anew_when_nobody_waits_any_more():
     job.begun()
     job.join(0)
     job.lose(0)
-    job.group()
+    job.form_group()
     job.now += 1000  # the others did not even notice
     job.join(1)
-    assert job.membership.late() == []
+    assert job.membership.find_overdue_members() == []
 
 
 def test_a_new_process_never_does_without_the_state():
-    job = Job("a:1", first=1)
+    job = Job("a:1", initial=1)
     job.begun()
     job.hosts("a:2")
     (new,) = job.start()

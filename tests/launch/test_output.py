@@ -7,7 +7,7 @@ import sys
 import pytest
 from ctl.io.console import print_message
 from ctl.launch import log_files, output
-from ctl.launch.host_allocation import RoleCounts, tasks_of
+from ctl.launch.host_allocation import RoleCounts, build_tasks
 from ctl.launch.log_files import LogFile
 from ctl.launch.output import LogOutput
 from launching import read_until
@@ -59,9 +59,9 @@ def test_a_message_of_the_launcher_replaces_a_live_bar_which_is_drawn_again_belo
     monkeypatch.setattr(output, "_is_one_terminal", lambda: True)
     stdout = open(console, "w", closefd=False)  # noqa: SIM115
     monkeypatch.setattr(sys, "stdout", stdout)
-    [task] = tasks_of(RoleCounts(workers=1), "127.0.0.1")
+    [task] = build_tasks(RoleCounts(workers=1), "127.0.0.1")
     shown = LogOutput(tmp_path, [task])
-    writer = shown.writers(task)[0]
+    writer = shown.open_writers(task)[0]
     shown.start()
     bar = b"\n".join(b"bar %d" % i for i in range(height))
     redraw = b"\r\x1b[2K" + b"\x1b[1A\x1b[2K" * (height - 1) + bar

@@ -12,7 +12,7 @@ from conftest import ROOT, environment
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.launch.output import RankOutput
-from ctl.launch.rank_job import names_lost_peer
+from ctl.launch.rank_job import reports_lost_peer
 from ctl.launch.run_function import RankError, run
 
 pytestmark = pytest.mark.workers
@@ -56,11 +56,11 @@ def test_not_the_rank_that_lost_a_peer_is_named_but_the_peer(tmp_path, rank):
 def test_the_last_line_of_a_rank_is_waited_for_when_nobody_has_read_it_yet():
     output = RankOutput()
     task = Topology()
-    _, stderr = output.writers(task)
+    _, stderr = output.open_writers(task)
     os.write(stderr, b"HorovodInternalError: rank 1 is gone\n")
     output.close_writers(task)
     threading.Timer(0.2, output.start).start()
-    assert names_lost_peer(output.last_error(task))
+    assert reports_lost_peer(output.last_error(task))
 
 
 def test_a_rank_that_dies_is_an_error():
@@ -69,7 +69,7 @@ def test_a_rank_that_dies_is_an_error():
 
 
 def test_a_result_that_cannot_be_passed_on_is_an_error_that_says_so():
-    with pytest.raises(RankError, match="what it returned, a function, cannot be passed on"):
+    with pytest.raises(RankError, match="the return value, of type function, cannot be pickled"):
         run(named_functions.gives_what_cannot_be_passed_on, np=1)
 
 
@@ -119,12 +119,12 @@ def test_a_function_of_main_goes_by_cloudpickle_or_says_what_to_install(tmp_path
 
 
 @pytest.mark.parametrize(("asked", "said"), [
-    ({"min_np": 2, "np": 1}, "--min-np 2 is more than -np 1"),
-    ({"max_np": 2}, "--max-np is for elastic jobs"),
+    ({"min_np": 2, "np": 1}, "--min-np 2 is greater than -np 1"),
+    ({"max_np": 2}, "--max-np requires an elastic job"),
     ({"min_np": 1, "hosts": "far1:1"}, "far1 is another machine"),
-    ({"use_mpi": True}, "there is no MPI"),
-    ({"hosts": "far1:1"}, "far1 is another machine; a function runs on this one only"),
-    ({"hosts": "localhost:1", "np": 2}, "-np 2 is more than the 1 slot of localhost:1"),
+    ({"use_mpi": True}, "MPI is not supported"),
+    ({"hosts": "far1:1"}, "far1 is another machine, but a function runs on this machine only"),
+    ({"hosts": "localhost:1", "np": 2}, "-np 2 is greater than the 1 slot of localhost:1"),
 ], ids=str)  # fmt: skip
 def test_what_cannot_be_used_is_a_sentence(asked, said):
     with pytest.raises(UsageError) as caught:
@@ -133,7 +133,7 @@ def test_what_cannot_be_used_is_a_sentence(asked, said):
 
 
 def test_an_unknown_argument_is_a_type_error():
-    with pytest.raises(TypeError, match="unknown argument 'nump'"):
+    with pytest.raises(TypeError, match="unexpected argument 'nump'"):
         run(named_functions.place, nump=2)
 
 
@@ -155,4 +155,4 @@ def test_in_a_thread_it_says_where_to_call_it():
     thread = threading.Thread(target=call)
     thread.start()
     thread.join(60)
-    assert errors == ["run() was called in a thread; call it in the main thread."]
+    assert errors == ["run() was called in another thread; call it in the main thread."]

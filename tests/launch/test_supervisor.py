@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from ctl.errors import EXIT_RETRY
 from ctl.launch.attempt_log import AttemptRecord
-from ctl.launch.host_allocation import RoleCounts, tasks_of
-from ctl.launch.log_files import LogSizeLimit, set_aside_logs
+from ctl.launch.host_allocation import RoleCounts, build_tasks
+from ctl.launch.log_files import LogSizeLimit, archive_logs
 from ctl.launch.process import ProcessExit
 from ctl.launch.process_tree import process_state
 from ctl.launch.progress import local_model_dir, newest_step
@@ -38,16 +38,16 @@ JSON = st.recursive(
     ],
 )  # fmt: skip
 def test_exit_codes_say_whether_another_attempt_may_help(code, again, on_error):
-    assert (RestartPolicy().after(code, None).delay_secs is not None) == again
-    asked = RestartPolicy(restart_on_error=True).after(code, None)
+    assert (RestartPolicy().decide(code, None).delay_secs is not None) == again
+    asked = RestartPolicy(restart_on_error=True).decide(code, None)
     assert (asked.delay_secs is not None) == on_error
 
 
 def test_the_waiting_doubles_up_to_a_minute():
     policy = RestartPolicy(max_restarts=9)
-    waits = [policy.after(134 + i, 5).delay_secs for i in range(10)]
+    waits = [policy.decide(134 + i, 5).delay_secs for i in range(10)]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, None]
-    assert RestartPolicy(max_restarts=2000).after(134, 1).delay_secs == 1
+    assert RestartPolicy(max_restarts=2000).decide(134, 1).delay_secs == 1
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_waiting_doubles_up_to_a_minute():
         ([5, 5, 5], 3),
         ([0, 0, 0], 3),
         ([5, 5, 6, 6, 6], 5),
-        ([None] * 3, 3),  # before the first sign of life
+        ([None] * 3, 3),  # before the first heartbeat
         ([5, None, 5, 5, None], None),
         ([1, 2, 3, 4], None),
         ([9, 5, 5, 5], 4),  # a damaged checkpoint was set aside in between
@@ -64,67 +64,67 @@ def test_the_waiting_doubles_up_to_a_minute():
 )
 def test_three_attempts_that_end_at_one_step_are_a_crash_loop(steps, stops_after):
     policy = RestartPolicy(max_restarts=99)
-    verdicts = [policy.after(134, step) for step in steps]
+    verdicts = [policy.decide(134, step) for step in steps]
     stopped = [i + 1 for i, v in enumerate(verdicts) if v.delay_secs is None]
     assert stopped == ([stops_after] if stops_after else [])
     assert not stopped or (
-        verdicts[stopped[0] - 1].is_news and "3 attempts in a row" in verdicts[stopped[0] - 1].why_not
+        verdicts[stopped[0] - 1].should_report and "3 attempts in a row" in verdicts[stopped[0] - 1].refusal
     )
 
 
 def test_progress_gives_all_restarts_back():
     policy = RestartPolicy(max_restarts=2)
-    delays = [policy.after(134, step).delay_secs for step in (0, 0, 5, 5, 7, 7)]
+    delays = [policy.decide(134, step).delay_secs for step in (0, 0, 5, 5, 7, 7)]
     assert delays == [1, 2, 1, 2, 1, 2]
-    assert policy.after(134, 7).why_not.startswith("2 restarts are used up")
+    assert policy.decide(134, 7).refusal.startswith("2 restarts are used up")
 
 
 def test_losses_from_outside_use_up_nothing_and_are_no_crash_loop():
     policy = RestartPolicy(max_restarts=2)
-    lost = {"loss": OUTSIDE, "trained": True}
-    assert [policy.after(255, 5, **lost).delay_secs for _ in range(9)][-1] == 60
+    lost = {"loss": OUTSIDE, "has_trained": True}
+    assert [policy.decide(255, 5, **lost).delay_secs for _ in range(9)][-1] == 60
     assert policy.restarts == 0
-    never = [policy.after(255, 5, loss=OUTSIDE).delay_secs for _ in range(3)]
+    never = [policy.decide(255, 5, loss=OUTSIDE).delay_secs for _ in range(3)]
     assert never == [60, 60, None]  # a machine that nobody reaches
-    assert RestartPolicy(hosts_change=True).after(143, 5).delay_secs == 1
-    assert RestartPolicy(max_restarts=0).after(255, 5, loss=OUTSIDE).delay_secs is None
+    assert RestartPolicy(has_dynamic_hosts=True).decide(143, 5).delay_secs == 1
+    assert RestartPolicy(max_restarts=0).decide(255, 5, loss=OUTSIDE).delay_secs is None
 
 
 def test_a_host_that_refuses_the_login_is_permanent_unless_hosts_change():
-    decision = RestartPolicy().after(2, None, loss=REFUSED)
-    assert (decision.delay_secs, decision.why_not) == (None, "exit code 2 is a usage error")
-    assert RestartPolicy(hosts_change=True).after(2, None, loss=REFUSED).delay_secs == 1
-    lost = RestartPolicy().after(255, 5, loss=OUTSIDE, trained=True)
-    assert not lost.is_counted and RestartPolicy().after(255, 5, loss=OUTSIDE).is_counted
+    decision = RestartPolicy().decide(2, None, loss=REFUSED)
+    assert (decision.delay_secs, decision.refusal) == (None, "exit code 2 is a usage error")
+    assert RestartPolicy(has_dynamic_hosts=True).decide(2, None, loss=REFUSED).delay_secs == 1
+    lost = RestartPolicy().decide(255, 5, loss=OUTSIDE, has_trained=True)
+    assert not lost.is_counted and RestartPolicy().decide(255, 5, loss=OUTSIDE).is_counted
 
 
 def test_kills_at_the_start_are_somebody_s_and_kills_of_a_step_are_a_crash_loop():
     start, step = RestartPolicy(max_restarts=1000), RestartPolicy(max_restarts=1000)
-    assert all(start.after(137, 5, loss=KILLED).delay_secs for _ in range(20))
-    verdicts = [step.after(137, 5, loss=KILLED, trained=True) for _ in range(3)]
-    assert "no progress" in verdicts[2].why_not and not verdicts[1].why_not
+    assert all(start.decide(137, 5, loss=KILLED).delay_secs for _ in range(20))
+    verdicts = [step.decide(137, 5, loss=KILLED, has_trained=True) for _ in range(3)]
+    assert "no progress" in verdicts[2].refusal and not verdicts[1].refusal
 
 
 def test_out_of_memory_twice_is_enough_and_the_cure_is_named():
     policy = RestartPolicy(max_restarts=9)
-    first, second = (policy.after(137, None, loss=OUT_OF_MEMORY) for _ in range(2))
+    first, second = (policy.decide(137, None, loss=OUT_OF_MEMORY) for _ in range(2))
     assert first.delay_secs == 1
-    assert "out of memory 2 times in a row: use a smaller --global_batch_size" in second.why_not
+    assert "out of memory 2 times in a row: use a smaller --global_batch_size" in second.refusal
 
 
 def test_whichever_of_several_processes_is_noticed_first_the_failures_are_alike():
     policy = RestartPolicy(max_restarts=9)
-    ends = [policy.after(137, step, loss=OUT_OF_MEMORY) for step in (None, 0)]
-    assert "out of memory 2 times in a row" in ends[1].why_not
-    names = list(inspect.signature(policy.after).parameters)
-    assert names == ["exit_code", "step", "loss", "trained"], "nothing says who it was"
+    ends = [policy.decide(137, step, loss=OUT_OF_MEMORY) for step in (None, 0)]
+    assert "out of memory 2 times in a row" in ends[1].refusal
+    names = list(inspect.signature(policy.decide).parameters)
+    assert names == ["exit_code", "step", "loss", "has_trained"], "nothing says who it was"
 
 
 def test_what_stands_still_is_told_as_what_it_is():
     for saves, step, words in [(True, 5, "with the newest checkpoint at step 5"),
                                (True, 0, "without a checkpoint"), (False, 5, "at step 5")]:  # fmt: skip
-        policy = RestartPolicy(saves=saves)
-        why = [policy.after(134, step).why_not for _ in range(3)][-1]
+        policy = RestartPolicy(has_checkpoints=saves)
+        why = [policy.decide(134, step).refusal for _ in range(3)][-1]
         assert why == f"no progress: 3 attempts in a row ended {words}"
 
 
@@ -170,10 +170,10 @@ def test_a_model_dir_is_local_or_none():
 
 
 def test_logs_of_a_worker_that_is_not_there_any_more_are_kept_too(tmp_path):
-    tasks = tasks_of(RoleCounts(workers=3), "127.0.0.1")
+    tasks = build_tasks(RoleCounts(workers=3), "127.0.0.1")
     for i in range(2):
         (tmp_path / f"job_{i}.log").write_text(str(i))
-    set_aside_logs(tmp_path, tasks, 1)
+    archive_logs(tmp_path, tasks, 1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["job_0.attempt1.log", "job_1.attempt1.log"]
 
 
@@ -194,11 +194,11 @@ def test_a_cut_log_stays_below_its_bound_however_often_it_is_cut(tmp_path, lines
 
 
 def test_an_end_is_told_in_words():
-    task = tasks_of(RoleCounts(workers=2), "127.0.0.1")[1]
+    task = build_tasks(RoleCounts(workers=2), "127.0.0.1")[1]
     assert ProcessExit(task, -signal.SIGKILL, 1.0).reason == "worker 1 (job 1) failed: SIGKILL"
-    hung = ProcessExit(task, EXIT_RETRY, 1.0, "gave no sign of life for 60 s", 60.0)
-    assert hung.reason == "worker 1 (job 1) gave no sign of life for 60 s"
-    assert str(hung) == "it gave no sign of life for 60 s"
+    hung = ProcessExit(task, EXIT_RETRY, 1.0, "sent no heartbeat for 60 s", 60.0)
+    assert hung.reason == "worker 1 (job 1) sent no heartbeat for 60 s"
+    assert str(hung) == "it sent no heartbeat for 60 s"
 
 
 def test_an_attempt_is_one_line_of_json(tmp_path):

@@ -22,7 +22,7 @@ def test_a_process_alone():
     }  # fmt: skip
     assert (seen["cluster"], seen["tf_config"], seen["problems"]) == ({}, None, [])
     text = doctor.diagnosis_text(seen)
-    assert "a process of its own" in text and text.endswith("Nothing is wrong.")
+    assert "a single process" in text and text.endswith("No problems found.")
 
 
 def test_vertex_ai_with_its_directories():
@@ -50,7 +50,7 @@ def test_a_mistake_is_told_and_everything_else_too():
     assert seen["task"] is None and seen["directories"]["model"] == "gs://b/m"
     [problem] = seen["problems"]
     assert "TF_CONFIG is not JSON" in problem
-    assert f"wrong: {problem}" in doctor.diagnosis_text(seen)
+    assert f"problem: {problem}" in doctor.diagnosis_text(seen)
 
 
 def test_what_is_set_and_not_used_is_named():
@@ -72,7 +72,7 @@ def test_names_without_an_address_are_a_note_and_a_taken_port_is_a_mistake():
         mine = f"localhost:{taken.getsockname()[1]}"
         cluster = {"worker": [mine, "nobody.invalid:1"]}
         seen = doctor.diagnose(tf_config(cluster, "worker"), network=True)
-    assert any("'nobody.invalid' has no address here yet" in note for note in seen["notes"])
+    assert any("'nobody.invalid' cannot be resolved yet" in note for note in seen["notes"])
     [problem] = seen["problems"]
     assert f"this task's address {mine} is in use" in problem
 
@@ -80,7 +80,7 @@ def test_names_without_an_address_are_a_note_and_a_taken_port_is_a_mistake():
 def test_a_directory_that_cannot_be_written_to_is_a_mistake(tmp_path):
     (tmp_path / "file").touch()
     seen = diagnose(AIP_CHECKPOINT_DIR=f"{tmp_path}/file/checkpoints/", AIP_MODEL_DIR=f"{tmp_path}/new")
-    assert len(seen["problems"]) == 1 and "nothing can be written to" in seen["problems"][0]
+    assert len(seen["problems"]) == 1 and "is not writable" in seen["problems"][0]
     assert not (tmp_path / "new").exists()
 
 

@@ -45,7 +45,7 @@ def test_the_table_is_aligned_and_complete(run, capsys):
     assert all("not checked" in line and "loss=" in line for line in lines[2:5])
     assert len({line.index("not checked") for line in lines[2:5]} | {lines[1].index("verified")}) == 1
     assert [("*" in line) for line in lines[2:5]] == [False, False, True]
-    assert lines[5] == "left over: tmp-ckpt-7"
+    assert lines[5] == "incomplete: tmp-ckpt-7"
     assert lines[6].startswith("LOCK: ") and lines[6].endswith("done, step 6")
     assert len(lines) == 7 and sorted(run.rglob("*")) == before
 
@@ -85,13 +85,13 @@ def test_what_was_set_aside_is_named(run, capsys):
     options = dict(optimizer="adam", strategy="default", writers=[], intervals=every_step())
     Small(model_dir=str(run), **options).train(6)
     code, said = inspect(capsys, run, "--verify")
-    assert code == 0 and "set aside: ckpt-6" in said.out
+    assert code == 0 and "damaged: ckpt-6" in said.out
 
 
 def test_a_path_that_is_no_model_dir_is_refused(tmp_path, capsys):
     for path in (tmp_path, tmp_path / "not", "ram://nothing/here"):
         code, said = inspect(capsys, path)
-        assert code == 2 and "is no model_dir; expected" in said.err and said.out == ""
+        assert code == 2 and "is not a model_dir; expected" in said.err and said.out == ""
     with pytest.raises(SystemExit) as caught:
         inspect(capsys)
     assert caught.value.code == 2
@@ -99,7 +99,7 @@ def test_a_path_that_is_no_model_dir_is_refused(tmp_path, capsys):
 
 def test_numbers_that_are_not_finite_are_json(run):
     seen = inspect_command.inspect_run(run / "checkpoints")
-    seen["checkpoints"][0]["metrics"] = {"loss": inspect_command._finite(float("nan"))}
+    seen["checkpoints"][0]["metrics"] = {"loss": inspect_command._to_json_number(float("nan"))}
     assert "NaN" not in json.dumps(seen) and "loss=nan" in inspect_command.inspection_text(seen, 0.0)
 
 

@@ -30,9 +30,9 @@ def test_a_sentence_at_the_start_says_which_commands_print_no_table(monkeypatch,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no command came after `--`"),
-        (["--"], "no command came after `--`"),
-        (["python", "train.py"], "the command goes after `--`"),
+        ([], "no command was given after `--`"),
+        (["--"], "no command was given after `--`"),
+        (["python", "train.py"], "write the command after `--`"),
         (["--steps=5", "--", "python"], "--steps=5"),
         (["--", "no-such-program"], "was not found"),
     ],

@@ -82,21 +82,21 @@ def test_what_has_ended_well_is_left_out_and_what_failed_is_not(tmp_path, progra
     assert "rate=0.5 failed: exit code 1; see sweep/rate=0.5/console.log" in first.stderr
     assert "cannot" in (tmp_path / "sweep/rate=0.5/console.log").read_text()
     again = swept(words, tmp_path)
-    assert again.returncode == 1 and "2 runs, 1 of them done before" in again.stderr
+    assert again.returncode == 1 and "2 runs, 1 already completed" in again.stderr
     logs = [(tmp_path / f"sweep/rate={r}/console.log").read_text() for r in ("0.5", "0.25")]
     assert [log.count("began") for log in logs] == [2, 1]
     other = swept([*words, "--more=1"], tmp_path)  # another command: nothing of it is done
-    assert "of them done before" not in other.stderr
+    assert "already completed" not in other.stderr
 
 
 def test_a_metric_that_no_run_has_ends_the_sweep_after_the_first_run(tmp_path, program):
     done = swept(["--metric=acc", "--", *program, "--rate=1,2,3"], tmp_path)
     assert done.returncode == 2 and done.stdout == ""
-    assert "--metric is 'acc', and the run rate=1 has only loss, accuracy" in done.stderr
+    assert "--metric=acc is not reported by the run rate=1; expected one of loss, accuracy" in done.stderr
     runs = state(tmp_path / "sweep")
     assert [run["exit_code"] for run in runs.values()] == [0, None, None]
     again = swept(["--metric=accuracy", "--max", "--", *program, "--rate=1,2,3"], tmp_path)
-    assert again.returncode == 0 and "3 runs, 1 of them done before" in again.stderr
+    assert again.returncode == 0 and "3 runs, 1 already completed" in again.stderr
 
 
 def test_a_comma_of_a_value_stays(tmp_path, program):
@@ -118,15 +118,15 @@ def test_a_secret_of_the_command_is_in_no_file(tmp_path):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ([], "no command came after"),
-        (["--"], "no command came after"),
+        ([], "no command was given after"),
+        (["--"], "no command was given after"),
         (["--", "no-such-program", "--a=1,2"], "'no-such-program' was not found"),
         (["--", sys.executable, "--a=1"], "no flag of the command has several values"),
-        (["--", sys.executable, "--a=1,1"], "comes twice"),
-        (["--", sys.executable, "--a=1,"], "a value is empty"),
-        (["--", sys.executable, "--a=1,2", "--a=3,4"], "--a comes twice"),
+        (["--", sys.executable, "--a=1,1"], "has an empty or duplicate value"),
+        (["--", sys.executable, "--a=1,"], "has an empty or duplicate value"),
+        (["--", sys.executable, "--a=1,2", "--a=3,4"], "--a was given twice"),
         (["--", sys.executable, "--model_dir=a,b"], "expected one"),
-        (["--jobs=0", "--", sys.executable, "--a=1,2"], "--jobs is 0"),
+        (["--jobs=0", "--", sys.executable, "--a=1,2"], "--jobs=0 is invalid"),
         (["--jops=2", "--", sys.executable, "--a=1,2"], "--jops=2"),
     ],
 )

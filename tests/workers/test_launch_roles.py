@@ -36,7 +36,7 @@ def test_parameter_servers_without_a_chief_get_one_and_one_line_says_so(job):
     code, out, err = job.run("print(role)", "--ps=1")
     assert (code, out) == (0, b"chief\n")
     assert err.splitlines() == [
-        "ctl launch: parameter servers need a coordinator: a chief is started as well (--chief)",
+        "ctl launch: parameter servers require a coordinator; starting a chief (--chief)",
         f"ctl launch: starting 3 processes, logs in {job.logs}",
     ]
 
@@ -59,7 +59,7 @@ def test_an_evaluator_that_fails_is_named_once_and_ends_nothing(job):
         "--evaluator",
     )
     assert code == 0 and err.splitlines()[1:] == [
-        "ctl launch: evaluator 0 failed: exit code 3; the training does not depend on it; "
+        "ctl launch: evaluator 0 failed: exit code 3; training continues without it; "
         f"its log is {job.logs}/evaluator_0.log"
     ]
 
@@ -132,9 +132,9 @@ def test_a_worker_that_dies_beside_parameter_servers_is_started_again_in_its_pla
         "--ps=1",
     )
     assert code == 0
-    assert "worker 1 (job 2) ended with SIGKILL; the job goes on, and it is started again" in err
+    assert "worker 1 (job 2) ended with SIGKILL; the job continues, restarting it" in err
     first, note, second = job.log(2).splitlines()
-    assert first == second and note == "ctl launch: it ended with SIGKILL and is started again"
+    assert first == second and note == "ctl launch: ended with SIGKILL; restarting"
     assert (job.dir / "chief0").read_text() == (job.dir / "ps0").read_text() == "x"
 
 
@@ -176,7 +176,7 @@ def test_a_dead_parameter_server_or_chief_ends_the_job(job, who):
 def test_when_no_worker_is_left_beside_the_servers_the_job_ends(job):
     code, _, err = job.run("if role == 'worker': sys.exit(3)\nwait_for(lambda: False)", "--ps=1")
     assert code == 3 and "worker 0 (job 1) failed first: exit code 3" in err
-    assert err.count("is started again in") == 3 and job.log(1).count("started again") == 3
+    assert err.count("restarting it in") == 3 and job.log(1).count("; restarting") == 3
 
 
 def test_a_signal_lets_the_chief_save_before_its_servers_are_ended(job):
@@ -198,7 +198,7 @@ if role != "evaluator": (here / "gone").touch()
     wait_for(lambda: all("ready" in job.log(n) for n in ("job_0", "job_1", "ps_0", "evaluator_0")))
     job.process.send_signal(signal.SIGTERM)
     code, err = job.end()
-    assert code == 143 and "received SIGTERM and sent it to 2 processes" in err
+    assert code == 143 and "forwarded SIGTERM to 2 processes" in err
     assert "servers gone False" in job.log(0)
     assert "got SIGTERM" in job.log("evaluator_0") and "got SIGTERM" in job.log("ps_0")
 

@@ -33,31 +33,31 @@ def write(line: CommandLine) -> None:
     if not line.command:
         flag = line.program[0].partition("=")[0]
         raise UsageError(f"the program begins with a flag, {flag}; expected e.g. `-- python train.py`")
-    found = project.find_project(directory, line.program, ctl=options.ctl, copy=options.copy)
-    top = manifest.file_header(line.as_text(*([] if options.ctl else [f"--ctl={found.ctl}"])))
-    ignored = manifest.text_from(
-        "dockerignore", {"context": "\n".join(f"!{path}" for path in found.context)}
+    found_project = project.find_project(directory, line.program, ctl=options.ctl, copy=options.copy)
+    header = manifest.file_header(line.as_text(*([] if options.ctl else [f"--ctl={found_project.ctl}"])))
+    dockerignore = manifest.fill_text(
+        "dockerignore", {"context": "\n".join(f"!{path}" for path in found_project.context)}
     )
     files = {
-        directory / "Dockerfile": top + dockerfile(line, found),
-        directory / ".dockerignore": top + ignored,
+        directory / "Dockerfile": header + render_dockerfile(line, found_project),
+        directory / ".dockerignore": header + dockerignore,
     }
     output.write_files(files, force=options.force)
-    advice = _advice(options, found.constraints)
-    output.tell_written(advice, str(directory), written=list(map(str, files)), to_stdout=True)
+    advice = _advice(options, found_project.constraints)
+    output.print_advice(advice, str(directory), written=list(map(str, files)), to_stdout=True)
 
 
-def dockerfile(line: CommandLine, found: Project) -> str:
+def render_dockerfile(line: CommandLine, found_project: Project) -> str:
     """Returns the Dockerfile without the comment at its top."""
-    options, ctl = line.options, found.ctl
+    options, ctl = line.options, found_project.ctl
     is_url = ctl not in (".", "none") and not project.is_wheel(ctl)
-    constraint = " --constraint /opt/constraints.txt" if found.constraints else ""
+    constraint = " --constraint /opt/constraints.txt" if found_project.constraints else ""
     values = {
         **vars(options),
         "base": options.base or f"python:{options.python}-slim-bookworm",
         "user": None if options.root else USER_ID,
-        "constraints": found.constraints,
-        "requirements": found.requirements,
+        "constraints": found_project.constraints,
+        "requirements": found_project.requirements,
         "pip": f"pip install --no-cache-dir{constraint}",
         "tensorflow": f"tensorflow{'[and-cuda]' if options.gpu else ''}=={options.tensorflow}",
         "ctl_sources": " ".join(SOURCE_TREE[:-1]) if ctl == "." else None,
@@ -65,11 +65,11 @@ def dockerfile(line: CommandLine, found: Project) -> str:
         "ctl_wheel_name": ctl.rpartition("/")[2],
         "ctl_git": ctl.startswith("git+"),
         "ctl_url": ctl if is_url else None,
-        "program_copies": "\n".join(f"COPY {path} /app/{path}" for path in found.copied),
+        "program_copies": "\n".join(f"COPY {path} /app/{path}" for path in found_project.copied),
         "entrypoint": json.dumps(line.command),
         "cmd": json.dumps(line.args) if line.args else None,
     }
-    return manifest.text_from("Dockerfile", values)
+    return manifest.fill_text("Dockerfile", values)
 
 
 def _advice(options: argparse.Namespace, has_constraints: bool) -> Advice:
@@ -77,12 +77,13 @@ def _advice(options: argparse.Namespace, has_constraints: bool) -> Advice:
     host = image.partition("/")[0]
     login = [f"gcloud auth configure-docker {host}"] if host.endswith("docker.pkg.dev") else []
     note = (
-        "only TensorFlow has a fixed version; `pip freeze > constraints.txt`, without the line of ctl, and "
-        "the same command again fix all others"
+        "only TensorFlow has a fixed version; to fix all versions, run `pip freeze > constraints.txt`, "
+        "remove "
+        "the line of ctl, and run the same command again"
     )
-    warning = "the container runs as root; a Kubernetes manifest of ctl refuses that"
+    warning = "the container runs as root, which a Kubernetes manifest of ctl does not allow"
     return Advice(
-        fill_in=validators.blanks([image]),
+        fill_in=validators.find_placeholders([image]),
         warnings=[warning] if options.root else [],
         notes=[] if has_constraints else [note],
         commands=[
@@ -93,37 +94,49 @@ def _advice(options: argparse.Namespace, has_constraints: bool) -> Advice:
     )
 
 
-def _tensorflow(word: str) -> str:
+def _check_tensorflow_version(version: str) -> str:
     """Returns a full version string that ctl supports."""
-    found = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})\.[0-9]{1,4}", word)
-    if not found or (int(found[1]), int(found[2])) < _OLDEST_TENSORFLOW:
+    match = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})\.[0-9]{1,4}", version)
+    if not match or (int(match[1]), int(match[2])) < _OLDEST_TENSORFLOW:
         oldest = ".".join(map(str, _OLDEST_TENSORFLOW))
         raise argparse.ArgumentTypeError(
-            f"{word} cannot be used; expected a full version from {oldest}.0 on, such as 2.21.0"
+            f"{version} is not supported; expected a full version from {oldest}.0 on, such as 2.21.0"
         )
-    return word
+    return version
 
 
 def parser() -> args.Parser:
     """Returns the parser of the options."""
-    made = args.Parser(
+    argument_parser = args.Parser(
         "docker", "Writes a Dockerfile and a .dockerignore into a project directory.", DOCKER_EXAMPLE
     )
-    python = validators.form("3[.][1-9][0-9]", "no version of Python for ctl; expected 3.10 or newer")
+    python = validators.pattern_option(
+        "3[.][1-9][0-9]", "not a supported version of Python; expected 3.10 or newer"
+    )
     image = validators.image
-    made.add(
+    argument_parser.add(
         "the image",
-        Option("--image", "its name in the commands that are printed", "IMAGE:TAG", image),
-        Option("--python", "the version", "VERSION", python, "3.11"),
-        Option("--base", "the base image (default: python:VERSION-slim-bookworm)", "IMAGE", image),
-        Option("--tensorflow", "the version", "VERSION", _tensorflow, "2.21.0"),
-        Option("--gpu", "with CUDA (default: for CPUs)"),
-        Option("--slim", "without TensorFlow's C++ headers, 430 MB (default: whole)"),
+        Option("--image", "name of the image in the printed commands", "IMAGE:TAG", image),
+        Option("--python", "version of Python", "VERSION", python, "3.11"),
+        Option("--base", "base image (default: python:VERSION-slim-bookworm)", "IMAGE", image),
+        Option("--tensorflow", "version of TensorFlow", "VERSION", _check_tensorflow_version, "2.21.0"),
+        Option("--gpu", "install CUDA (default: CPU only)"),
+        Option("--slim", "remove TensorFlow's C++ headers (430 MB)"),
         Option("--root", "run as root (default: as user 1000)"),
     )
-    made.add(
+    argument_parser.add(
         "your code",
-        Option("--copy", "copy this, too, beside the module or script of the program", "PATH", str, []),
-        Option("--ctl", "a wheel, an https or git+https URL, `.` in ctl's source tree, or none", "WHERE"),
+        Option(
+            "--copy",
+            "additional file or directory to copy, besides the module or script of the program",
+            "PATH",
+            str,
+            [],
+        ),
+        Option(
+            "--ctl",
+            "source of ctl: a wheel, an https or git+https URL, `.` in ctl's source tree, or none",
+            "WHERE",
+        ),
     )
-    return made
+    return argument_parser

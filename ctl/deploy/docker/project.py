@@ -13,15 +13,15 @@ from ctl.errors import UsageError
 from ctl.io.console import quoted
 
 # no user in the URL, and no character that a shell interprets
-_FETCHED = re.compile(
+_URL = re.compile(
     r"git\+https://[\w.:-]+/[\w.~%+/-]+@[0-9a-f]{7,40}|https://[\w.:-]+/[\w.~%+/-]+\.(whl|tar\.gz)"
 )
 SOURCE_TREE = ("pyproject.toml", "README.md", "LICENSE", "ctl")  # files that a build of ctl reads
-_NOT_OURS = (
-    "the name ctl on PyPI belongs to another project, so `pip install ctl` would bring that one. Write "
+_CTL_SOURCES = (
+    "the name ctl on PyPI belongs to another project, so `pip install ctl` would install that project. Use "
     "--ctl=tf_ctl-0.1.0-py3-none-any.whl after `pip wheel --no-deps --wheel-dir=. SOURCE_OF_CTL`, "
     "--ctl=git+https://HOST/REPOSITORY@COMMIT, --ctl=. in the source tree of ctl, or --ctl=none if "
-    "requirements.txt or the base image has it"
+    "requirements.txt or the base image contains ctl"
 )
 
 
@@ -56,15 +56,15 @@ def find_project(
 
     Raises UsageError if code does not exist or the source of ctl is not specified.
     """
-    copied = [_inside(directory, "--copy", path) for path in copy]
-    copied += [p for p in _own_code(directory, program) if p not in copied]
+    copied = [_check_path(directory, "--copy", path) for path in copy]
+    copied += [path for path in _find_program_code(directory, program) if path not in copied]
     if not copied:
         raise UsageError(
-            f"{quoted(' '.join(program))} names no module or script of this directory; expected e.g. "
-            "`-- python -m trainer.task`, or --copy=PATH for what the program needs"
+            f"{quoted(' '.join(program))} contains no module or script of this directory; expected e.g. "
+            "`-- python -m trainer.task`, or --copy=PATH for the files of the program"
         )
     has = [(directory / name).is_file() for name in ("requirements.txt", "constraints.txt")]
-    return Project(tuple(copied), _ctl(directory, ctl), *has)
+    return Project(tuple(copied), _find_ctl_source(directory, ctl), *has)
 
 
 def is_wheel(text: str) -> bool:
@@ -72,52 +72,56 @@ def is_wheel(text: str) -> bool:
     return text.endswith(".whl") and "://" not in text
 
 
-def _own_code(directory: Path, program: Sequence[str]) -> list[str]:
+def _find_program_code(directory: Path, program: Sequence[str]) -> list[str]:
     """Returns the package or script of the program, or an empty list for ctl's own modules."""
-    for word, following in zip(program, [*program[1:], ""], strict=True):
-        if word.endswith(".py"):
-            return [_inside(directory, "the program", word).partition("/")[0]]
-        top = following.partition(".")[0]
-        if word != "-m" or top in ("", "ctl"):
+    for argument, next_argument in zip(program, [*program[1:], ""], strict=True):
+        if argument.endswith(".py"):
+            return [_check_path(directory, "the program", argument).partition("/")[0]]
+        package = next_argument.partition(".")[0]
+        if argument != "-m" or package in ("", "ctl"):
             continue
-        if not re.fullmatch(r"[A-Za-z_][\w.]*", following):
-            raise UsageError(f"{quoted(following)} came after -m; expected a module such as trainer.task")
-        for name in (top, f"{top}.py"):
+        if not re.fullmatch(r"[A-Za-z_][\w.]*", next_argument):
+            raise UsageError(
+                f"{quoted(next_argument)} after -m is not a module; expected e.g. trainer.task"
+            )
+        for name in (package, f"{package}.py"):
             if (directory / name).exists():
                 return [name]
-        came = f"there is no {top}/ and no {top}.py in {str(directory)!r}"
-        raise UsageError(f"{came}; expected the directory of your project, or --output=DIR with it")
+        problem = f"there is no {package}/ and no {package}.py in {str(directory)!r}"
+        raise UsageError(f"{problem}; expected the directory of your project, or --output=DIR with it")
     return []
 
 
-def _inside(directory: Path, option: str, text: str) -> str:
+def _check_path(directory: Path, option: str, text: str) -> str:
     path = text.removeprefix("./").rstrip("/")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", path) or ".." in path.split("/"):
-        expected = "one inside the directory, of letters, digits and ._-/ only, such as trainer"
+        expected = "a path inside the directory, of letters, digits and ._-/ only, such as trainer"
         raise UsageError(f"{option} has the path {quoted(text)}; expected {expected}")
     if not (directory / path).exists():
-        came = f"{option} has the path {quoted(text)}, which is not in {str(directory)!r}"
-        raise UsageError(f"{came}; expected a file or directory of the project")
+        problem = f"{option} has the path {quoted(text)}, which is not in {str(directory)!r}"
+        raise UsageError(f"{problem}; expected a file or directory of the project")
     return path
 
 
-def _ctl(directory: Path, asked: str | None) -> str:
+def _find_ctl_source(directory: Path, requested: str | None) -> str:
     """Returns the source of ctl for pip. Raises UsageError if it could resolve to another package."""
-    if asked is None:
+    if requested is None:
         wheels = sorted(path.name for path in directory.glob("tf_ctl-*.whl"))
-        asked = "." if _is_source_tree(directory) else wheels[-1] if wheels else None
-        if asked is None:
-            raise UsageError(f"nothing says how ctl gets into the image, expected --ctl; {_NOT_OURS}")
-    if asked == "." and not _is_source_tree(directory):
-        raise UsageError(f"--ctl=. came, but {str(directory)!r} is not the source tree of ctl; {_NOT_OURS}")
-    if is_wheel(asked):
-        return _inside(directory, "--ctl", asked)
-    if asked in (".", "none") or _FETCHED.fullmatch(asked):
-        return asked
-    if asked.startswith("git+https://") and not re.search("@[0-9a-f]{7,40}$", asked):
+        requested = "." if _is_source_tree(directory) else wheels[-1] if wheels else None
+        if requested is None:
+            raise UsageError(f"the source of ctl is unknown; expected --ctl: {_CTL_SOURCES}")
+    if requested == "." and not _is_source_tree(directory):
+        raise UsageError(
+            f"--ctl=. was given, but {str(directory)!r} is not the source tree of ctl: {_CTL_SOURCES}"
+        )
+    if is_wheel(requested):
+        return _check_path(directory, "--ctl", requested)
+    if requested in (".", "none") or _URL.fullmatch(requested):
+        return requested
+    if requested.startswith("git+https://") and not re.search("@[0-9a-f]{7,40}$", requested):
         expected = "--ctl=git+https://HOST/REPOSITORY@COMMIT with 7 to 40 digits and letters a to f"
-        raise UsageError(f"--ctl={quoted(asked)} does not say which commit; expected {expected}")
-    raise UsageError(f"--ctl={quoted(asked)} cannot be used; {_NOT_OURS}")
+        raise UsageError(f"--ctl={quoted(requested)} does not specify a commit; expected {expected}")
+    raise UsageError(f"--ctl={quoted(requested)} is not supported: {_CTL_SOURCES}")
 
 
 def _is_source_tree(directory: Path) -> bool:

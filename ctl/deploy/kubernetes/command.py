@@ -20,38 +20,40 @@ _JOBS = ("Job", "TFJob", "TrainJob")
 def write(line: CommandLine) -> None:
     """Writes the manifest."""
     options, job = line.options, kubernetes_job.read_job(line)
-    made = objects.objects_of(job)
+    kubernetes_objects = objects.build_objects(job)
     advice = Advice(
         fill_in=_fill_in(job),
         warnings=kubernetes_job.job_warnings(job),
-        notes=_notes(job, made),
+        notes=_notes(job, kubernetes_objects),
         commands=_commands(job),
     )
     if options.format == "json":  # JSON has no comments
-        for document in made:
+        for document in kubernetes_objects:
             if document["kind"] in _JOBS and document["metadata"]["name"] == job.name:
                 document["metadata"]["annotations"] = {LINE: line.as_text()}
-        text = manifest.as_json({"apiVersion": "v1", "kind": "List", "items": made})
+        text = manifest.as_json({"apiVersion": "v1", "kind": "List", "items": kubernetes_objects})
     else:
-        text = manifest.as_yaml(made, manifest.file_header(line.as_text(), advice.fill_in))
-    output.deliver(line, text, advice, f"job.{options.format}")
+        text = manifest.as_yaml(kubernetes_objects, manifest.file_header(line.as_text(), advice.fill_in))
+    output.deliver_manifest(line, text, advice, f"job.{options.format}")
 
 
 def _fill_in(job: KubernetesJob) -> list[str]:
     options = job.options
-    found = validators.blanks([options.image, *job.line.args])
+    items = validators.find_placeholders([options.image, *job.line.args])
     if options.claim:
-        found.append(f"PersistentVolumeClaim {job.claim}, which all nodes can write to")
-    for place in dict.fromkeys(job.secrets.values()):
-        found.append("Secret {} with the key {}".format(*place.split(":")))
+        items.append(f"PersistentVolumeClaim {job.claim}, writable by all nodes")
+    for secret_reference in dict.fromkeys(job.secrets.values()):
+        items.append("Secret {} with the key {}".format(*secret_reference.split(":")))
     if options.runtime:
-        found.append(f"ClusterTrainingRuntime {options.runtime}, with a Job and a container called node")
-    return found
+        items.append(f"ClusterTrainingRuntime {options.runtime}, with a job and a container named node")
+    return items
 
 
-def _notes(job: KubernetesJob, made: list[Document]) -> list[str]:
+def _notes(job: KubernetesJob, kubernetes_objects: list[Document]) -> list[str]:
     options = job.options
-    kinds = dict.fromkeys(d["kind"].lower() for d in made if d["kind"] != "PersistentVolumeClaim")
+    kinds = dict.fromkeys(
+        d["kind"].lower() for d in kubernetes_objects if d["kind"] != "PersistentVolumeClaim"
+    )
     delete = [
         "kubectl",
         "delete",
@@ -59,16 +61,16 @@ def _notes(job: KubernetesJob, made: list[Document]) -> list[str]:
         *_namespace(job),
         f"--selector={LABEL}instance={job.name}",
     ]
-    found = [f"to end all of it: `{shlex.join(delete)}`"]
+    notes = [f"to delete all objects: `{shlex.join(delete)}`"]
     if options.flavor == "job" and job.has_peers:
-        found.append("needs Kubernetes 1.31 or newer, for a job that is done with its chief")
+        notes.append("requires Kubernetes 1.31 or newer, because the job completes with its chief")
     if options.gpus:
-        found.append(checks.GPU_IMAGE)
+        notes.append(checks.GPU_IMAGE)
     if options.storage:
-        found.append("`kubectl delete --filename` would delete the volume and all checkpoints as well")
+        notes.append("`kubectl delete --filename` would delete the volume with all checkpoints")
     if options.storage and job.shares_checkpoints:
-        found.append("several nodes must be able to write to the volume, such as NFS: see --storage_class")
-    return found
+        notes.append("the volume must be writable by several nodes, such as NFS: see --storage_class")
+    return notes
 
 
 def _namespace(job: KubernetesJob) -> list[str]:
@@ -76,24 +78,29 @@ def _namespace(job: KubernetesJob) -> list[str]:
 
 
 def _commands(job: KubernetesJob) -> list[str]:
-    place, options = _namespace(job), job.options
-    mine, index = f"{LABEL}instance={job.name}", "batch.kubernetes.io/job-completion-index=0"
-    chief = f"{LABEL}component=training,{index}"
+    namespace, options = _namespace(job), job.options
+    job_selector, first_index = f"{LABEL}instance={job.name}", "batch.kubernetes.io/job-completion-index=0"
+    chief_selector = f"{LABEL}component=training,{first_index}"
     if options.flavor == "tfjob":
-        chief = "training.kubeflow.org/replica-type=chief"
+        chief_selector = "training.kubeflow.org/replica-type=chief"
     elif options.flavor == "job" and not job.is_indexed:
-        chief = f"{LABEL}component=training"
+        chief_selector = f"{LABEL}component=training"
     elif options.runtime:
-        mine, chief = f"{JOBSET}={job.name}", f"jobset.sigs.k8s.io/replicatedjob-name=node,{index}"
-    apply = shlex.join(["kubectl", "apply", *place])
+        job_selector, chief_selector = (
+            f"{JOBSET}={job.name}",
+            f"jobset.sigs.k8s.io/replicatedjob-name=node,{first_index}",
+        )
+    apply = shlex.join(["kubectl", "apply", *namespace])
     commands = [
         f"{apply} --dry-run=server --filename={{file}}",
         f"{apply} --filename={{file}}",
-        shlex.join(["kubectl", "get", "pods", *place, f"--selector={mine}", "--watch"]),
-        shlex.join(["kubectl", "logs", *place, f"--selector={mine},{chief}", "--follow"]),
+        shlex.join(["kubectl", "get", "pods", *namespace, f"--selector={job_selector}", "--watch"]),
+        shlex.join(
+            ["kubectl", "logs", *namespace, f"--selector={job_selector},{chief_selector}", "--follow"]
+        ),
     ]
     if job.logdir:
         port = objects.TENSORBOARD_PORT
         service = f"service/{job.name}-tensorboard"
-        commands.append(shlex.join(["kubectl", "port-forward", *place, service, f"{port}:{port}"]))
+        commands.append(shlex.join(["kubectl", "port-forward", *namespace, service, f"{port}:{port}"]))
     return commands

@@ -62,82 +62,99 @@ def read_job(line: CommandLine) -> KubernetesJob:
     _check_flavor(line)
     if options.claim and options.storage:
         raise UsageError(
-            "--claim came with --storage; expected an existing volume, or a size for a new one"
+            "--claim cannot be combined with --storage; expected an existing volume, or a size for a new "
+            "one"
         )
     if options.storage_class and not options.storage:
-        raise UsageError("--storage_class came without --storage=SIZE; it is for a new volume")
-    last = options.image.partition("@")[0].rpartition("/")[2].partition(":")[0]
-    name = options.name or job_name(re.sub("[._]+", "-", last))
-    env = validators.variables(options.env)
-    secrets = validators.named_values("--env_from_secret", options.env_from_secret)
+        raise UsageError(
+            "--storage_class applies to a new volume and cannot be used without --storage=SIZE"
+        )
+    image_name = options.image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+    name = options.name or job_name(re.sub("[._]+", "-", image_name))
+    env = validators.parse_variables(options.env)
+    secrets = validators.parse_assignments("--env_from_secret", options.env_from_secret)
     for variable in secrets:
         if variable in env or variable in validators.IDENTITY_VARIABLES:
-            raise UsageError(f"--env_from_secret={variable} is set elsewhere, too; expected one value")
+            raise UsageError(
+                f"--env_from_secret={variable} is set elsewhere; expected one value per variable"
+            )
     claim = f"{name}-shared" if options.storage else options.claim or ""
-    job = KubernetesJob(line, name, env, secrets, claim, _logdir(line))
+    job = KubernetesJob(line, name, env, secrets, claim, _find_logdir(line))
     _check_model_dir(job)
     return job
 
 
 def _check_flavor(line: CommandLine) -> None:
-    options, came = line.options, f"came with --flavor={line.options.flavor}"
+    options, problem = line.options, f"cannot be used with --flavor={line.options.flavor}"
     checks.check_parameter_servers(line)
     if options.ps and options.flavor != "tfjob":
-        raise UsageError(f"--ps {came}; expected --flavor=tfjob, whose operator knows parameter servers")
+        raise UsageError(
+            f"--ps {problem}; expected --flavor=tfjob, whose operator supports parameter servers"
+        )
     if options.runtime is None:
         return
     if options.flavor != "trainjob":
-        raise UsageError(f"--runtime {came}; expected --flavor=trainjob")
-    for option in {word.partition("=")[0] for word in line.words} & _SET_BY_RUNTIME:
-        came = f"{option} came with --runtime={options.runtime}, which defines its pods and their volumes"
-        raise UsageError(f"{came}; leave it out, or leave --runtime out and one is written")
+        raise UsageError(f"--runtime {problem}; expected --flavor=trainjob")
+    for option in {argument.partition("=")[0] for argument in line.arguments} & _SET_BY_RUNTIME:
+        problem = f"{option} cannot be used with --runtime={options.runtime}"
+        problem += ", which defines its pods and their volumes"
+        raise UsageError(f"{problem}; omit it, or omit --runtime to generate a runtime")
 
 
-def _logdir(line: CommandLine) -> str:
+def _find_logdir(line: CommandLine) -> str:
     """Returns the log directory of TensorBoard. ctl writes curves to directories only."""
     model_dir = line.flag("model_dir")
     if not line.options.tensorboard:
         return ""
     if model_dir is None:
-        raise UsageError("--tensorboard needs --model_dir=PATH among the flags of the program")
+        raise UsageError("--tensorboard requires --model_dir=PATH among the flags of the program")
     if "://" in model_dir:
-        came = f"--tensorboard came with --model_dir={model_dir}; ctl writes curves to directories, not to"
-        raise UsageError(f"{came} URLs. Expected a path on a volume, such as /shared/flowers")
+        problem = f"--tensorboard cannot be used with --model_dir={model_dir}"
+        problem += ": ctl writes curves to directories, not to URLs"
+        raise UsageError(f"{problem}. Expected a path on a volume, such as /shared/flowers")
     return f"{model_dir.rstrip('/')}/logs"
 
 
 def _check_model_dir(job: KubernetesJob) -> None:
     options, model_dir = job.options, job.line.flag("model_dir")
     if options.evaluator and model_dir is None and job.line.program:
-        raise UsageError("--evaluator needs the checkpoints; expected --model_dir=PATH as its flag")
+        raise UsageError(
+            "--evaluator requires the checkpoints; expected --model_dir=PATH among the flags of the program"
+        )
     if model_dir is None or "://" in model_dir:
         return
-    came = f"--model_dir={model_dir}"
+    problem = f"--model_dir={model_dir}"
     if options.runtime and options.evaluator:
-        came = f"--evaluator came with --runtime={options.runtime} and {came}"
-        came += "; its pod has none of that runtime's volumes"
-        raise UsageError(f"{came}. Expected gs://BUCKET/PATH, or leave --runtime out")
+        problem = f"--evaluator cannot be used with --runtime={options.runtime} and {problem}"
+        problem += ": its pod has none of that runtime's volumes"
+        raise UsageError(f"{problem}. Expected gs://BUCKET/PATH, or omit --runtime")
     if options.runtime:
         return
     is_on_volume = f"{model_dir}/".startswith(f"{options.mount}/")
     volume = "--storage=10Gi for a new volume, or --claim=NAME"
     if is_on_volume and not job.claim:
-        raise UsageError(f"{came} is on {options.mount}, but nothing is mounted there; expected {volume}")
+        raise UsageError(
+            f"{problem} is on {options.mount}, but no volume is mounted there; expected {volume}"
+        )
     if job.shares_checkpoints and not is_on_volume:
         expected = f"a path below {options.mount} with {volume}, or gs://BUCKET/PATH"
-        raise UsageError(f"{came} is inside one pod, and the others do not see it; expected {expected}")
+        raise UsageError(
+            f"{problem} is local to one pod, and the other pods cannot access it; expected {expected}"
+        )
 
 
 def job_warnings(job: KubernetesJob) -> list[str]:
     """Returns warnings for probable mistakes."""
     model_dir, options = job.line.flag("model_dir"), job.options
-    found = checks.program_warnings(job.line, "--ps=N and --flavor=tfjob")
+    warnings = checks.program_warnings(job.line, "--ps=N and --flavor=tfjob")
     gpu_labels = [pair for pair in options.node_selector if re.search("(gpu|accelerator).*=", pair)]
     if gpu_labels and not options.gpus:
-        came = f"--node_selector={gpu_labels[0]} came without --gpus=N"
-        found.append(f"{came}; nodes with GPUs turn away pods without")
+        problem = f"--node_selector={gpu_labels[0]} was given without --gpus=N"
+        warnings.append(f"{problem}; nodes with GPUs reject pods without GPUs")
     if job.line.program and model_dir is None:
-        found.append("the program has no --model_dir: nothing is kept, and a restart begins anew")
+        warnings.append(
+            "the program has no --model_dir: no checkpoint is saved, and a restart begins at step 0"
+        )
     if model_dir and not job.claim and "://" not in model_dir and not options.runtime:
-        found.append(f"--model_dir={model_dir} is inside the pod and is lost with it")
-    return found
+        warnings.append(f"--model_dir={model_dir} is local to the pod and is lost with it")
+    return warnings

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ctl.deploy.kubernetes.job import KubernetesJob
-from ctl.deploy.manifest import Document, document, documents
-from ctl.deploy.validators import named_values
+from ctl.deploy.manifest import Document, fill_document, fill_documents
+from ctl.deploy.validators import parse_assignments
 from ctl.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 
 SERVICE_PORT = 2222
@@ -19,7 +19,7 @@ LABEL = "app.kubernetes.io/"
 JOBSET = "jobset.sigs.k8s.io/jobset-name"
 
 
-def objects_of(job: KubernetesJob) -> list[Document]:
+def build_objects(job: KubernetesJob) -> list[Document]:
     """Returns all objects in the order of creation: storage, network policies, job, TensorBoard."""
     jobs = {"job": _job, "tfjob": _tfjob, "trainjob": _trainjob}[job.options.flavor](job)
     return [*_volume(job), *_policies(job), *jobs, *_tensorboard(job)]
@@ -33,8 +33,8 @@ def _values(job: KubernetesJob) -> dict[str, Any]:
         "name": job.name,
         "container": "tensorflow",
         "indexed": False,
-        "command": _escaped(job.line.command) or None,
-        "args": _escaped(job.line.args) or None,
+        "command": _escape_arguments(job.line.command) or None,
+        "args": _escape_arguments(job.line.args) or None,
         "gpus": str(options.gpus) if options.gpus else None,
         "claim": job.claim or None,
         "timeout_secs": options.timeout,
@@ -45,24 +45,28 @@ def _values(job: KubernetesJob) -> dict[str, Any]:
     }
 
 
-def _escaped(words: Iterable[str]) -> list[str]:
+def _escape_arguments(arguments: Iterable[str]) -> list[str]:
     """Escapes arguments for Kubernetes, which replaces `$(NAME)`, and `$$` by `$`."""
-    return [w.replace("$", "$$") if "$$" in w or "$(" in w else w for w in words]
-
-
-def _environment(job: KubernetesJob, own: Mapping[str, str]) -> list[Document] | None:
-    """Returns the environment variables: ctl's own, then `--env`, then references to Secrets."""
-    shown = {**own, **job.env}
-    env: list[Document] = [
-        {"name": name, "value": value} for name, value in zip(shown, _escaped(shown.values()), strict=True)
+    return [
+        argument.replace("$", "$$") if "$$" in argument or "$(" in argument else argument
+        for argument in arguments
     ]
-    for name, place in job.secrets.items():
-        secret, _, key = place.partition(":")
+
+
+def _environment(job: KubernetesJob, own_variables: Mapping[str, str]) -> list[Document] | None:
+    """Returns the environment: `own_variables`, the variables of --env, and references to Secrets."""
+    variables = {**own_variables, **job.env}
+    env: list[Document] = [
+        {"name": name, "value": value}
+        for name, value in zip(variables, _escape_arguments(variables.values()), strict=True)
+    ]
+    for name, secret_reference in job.secrets.items():
+        secret, _, key = secret_reference.partition(":")
         env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
     return env or None
 
 
-def _pod(job: KubernetesJob, component: str, own: Mapping[str, Any]) -> Document:
+def _pod(job: KubernetesJob, component: str, overrides: Mapping[str, Any]) -> Document:
     """Returns a pod template.
 
     Nodes with GPUs reject pods that do not tolerate their taint, and `--node_selector` selects such nodes
@@ -71,9 +75,9 @@ def _pod(job: KubernetesJob, component: str, own: Mapping[str, Any]) -> Document
     Args:
       job: The job.
       component: Value of the component label.
-      own: Values that differ from those of a training pod.
+      overrides: Values that differ from those of a training pod.
     """
-    selector = named_values("--node_selector", job.options.node_selector)
+    selector = parse_assignments("--node_selector", job.options.node_selector)
     values = {
         **_values(job),
         "component": component,
@@ -81,11 +85,11 @@ def _pod(job: KubernetesJob, component: str, own: Mapping[str, Any]) -> Document
         "writes": True,
         "resources": True,
         **dict.fromkeys(("restart_policy", "istio_inject", "subdomain", "port_name", "port", "read_only")),
-        **own,
+        **overrides,
     }
     is_placed = bool(values["gpus"]) == bool(job.options.gpus)
     values["node_selector"] = selector if selector and is_placed else None
-    return document("kubernetes_pod.yaml", values)
+    return fill_document("kubernetes_pod.yaml", values)
 
 
 def _addresses(job: KubernetesJob, pod: str) -> list[str]:
@@ -96,8 +100,8 @@ def _addresses(job: KubernetesJob, pod: str) -> list[str]:
 
 def _cluster_variables(job: KubernetesJob, addresses: list[str]) -> dict[str, str]:
     """Returns the variables that define ctl's cluster. A single worker needs none."""
-    own = {"CTL_WORKERS": ",".join(addresses)} if job.is_indexed else {}
-    return own | ({"CTL_EVALUATOR": "1"} if job.options.evaluator else {})
+    variables = {"CTL_WORKERS": ",".join(addresses)} if job.is_indexed else {}
+    return variables | ({"CTL_EVALUATOR": "1"} if job.options.evaluator else {})
 
 
 def _job(job: KubernetesJob) -> list[Document]:
@@ -107,8 +111,8 @@ def _job(job: KubernetesJob) -> list[Document]:
     pod: dict[str, Any] = {"restart_policy": "Never", "env": env}
     if job.is_indexed:
         pod |= {"subdomain": job.name, "port_name": "training", "port": SERVICE_PORT}
-    own = {"indexed": job.is_indexed, "job_name": job.name, "pod": _pod(job, "training", pod)}
-    return [*documents("kubernetes_job.yaml", _values(job) | own), *_evaluator(job, addresses)]
+    job_values = {"indexed": job.is_indexed, "job_name": job.name, "pod": _pod(job, "training", pod)}
+    return [*fill_documents("kubernetes_job.yaml", _values(job) | job_values), *_evaluator(job, addresses)]
 
 
 def _evaluator(job: KubernetesJob, addresses: list[str]) -> list[Document]:
@@ -118,42 +122,46 @@ def _evaluator(job: KubernetesJob, addresses: list[str]) -> list[Document]:
     config = {"cluster": {"worker": addresses}, "task": {"type": "evaluator", "index": 0}}
     env = _environment(job, {"TF_CONFIG": json.dumps(config)})
     pod = _pod(job, "evaluator", {"restart_policy": "Never", "env": env, "gpus": None})
-    own = {"job_name": f"{job.name}-evaluator", "backoff_limit": job.options.max_restarts, "pod": pod}
-    return documents("kubernetes_job.yaml", _values(job) | own)
+    job_values = {
+        "job_name": f"{job.name}-evaluator",
+        "backoff_limit": job.options.max_restarts,
+        "pod": pod,
+    }
+    return fill_documents("kubernetes_job.yaml", _values(job) | job_values)
 
 
 def _tfjob(job: KubernetesJob) -> list[Document]:
     """Returns a TFJob of Kubeflow's training operator v1, which sets TF_CONFIG."""
     options = job.options
-    own = {"istio_inject": "false", "port_name": "tfjob-port", "port": SERVICE_PORT}
+    pod_values = {"istio_inject": "false", "port_name": "tfjob-port", "port": SERVICE_PORT}
     count = options.workers + options.ps + options.evaluator
     values = {
         **_values(job),
         "backoff_limit": options.max_restarts * count,
         "other_workers": options.workers - 1,
-        "training_pod": _pod(job, "training", own),
-        "ps_pod": _pod(job, "training", {**own, "gpus": None}),
-        "evaluator_pod": _pod(job, "evaluator", {**own, "gpus": None}),
+        "training_pod": _pod(job, "training", pod_values),
+        "ps_pod": _pod(job, "training", {**pod_values, "gpus": None}),
+        "evaluator_pod": _pod(job, "evaluator", {**pod_values, "gpus": None}),
     }
-    return documents("kubeflow_tfjob.yaml", values)
+    return fill_documents("kubeflow_tfjob.yaml", values)
 
 
 def _trainjob(job: KubernetesJob) -> list[Document]:
     """Returns a TrainJob of Kubeflow Trainer v2, and a TrainingRuntime unless an existing one is used."""
     runtime = job.options.runtime
     addresses = _addresses(job, f"{job.name}-node-0")
-    without = dict.fromkeys(("command", "args", "env", "resources"))
-    pod = _pod(job, "training", {"restart_policy": "Never", "container": "node", **without})
+    omitted = dict.fromkeys(("command", "args", "env", "resources"))
+    pod = _pod(job, "training", {"restart_policy": "Never", "container": "node", **omitted})
     node = {"job_name": "node", "container": "node", "timeout_secs": None, "pod": pod}
     values = {
         **_values(job),
         "new_runtime": not runtime,
-        "job_spec": document("kubernetes_job.yaml", {**_values(job), **node})["spec"],
+        "job_spec": fill_document("kubernetes_job.yaml", {**_values(job), **node})["spec"],
         "runtime_kind": "ClusterTrainingRuntime" if runtime else "TrainingRuntime",
         "runtime": runtime or job.name,
         "env": _environment(job, _cluster_variables(job, addresses)),
     }
-    return [*documents("kubeflow_trainjob.yaml", values), *_evaluator(job, addresses)]
+    return [*fill_documents("kubeflow_trainjob.yaml", values), *_evaluator(job, addresses)]
 
 
 def _volume(job: KubernetesJob) -> list[Document]:
@@ -162,7 +170,7 @@ def _volume(job: KubernetesJob) -> list[Document]:
         return []
     access_mode = "ReadWriteMany" if job.shares_checkpoints else "ReadWriteOnce"
     values = {**_values(job), "size": job.options.storage, "access_mode": access_mode}
-    return documents("kubernetes_volume.yaml", values)
+    return fill_documents("kubernetes_volume.yaml", values)
 
 
 def _policies(job: KubernetesJob) -> list[Document]:
@@ -179,17 +187,18 @@ def _policies(job: KubernetesJob) -> list[Document]:
         "few_ports": not options.gpus,
         "closed": [name for name, is_closed in components.items() if is_closed],
     }
-    return documents("kubernetes_network_policy.yaml", values)
+    return fill_documents("kubernetes_network_policy.yaml", values)
 
 
 def _tensorboard(job: KubernetesJob) -> list[Document]:
     """Returns a Deployment and a Service, which is reachable only inside the cluster."""
     if not job.logdir:
         return []
-    pod = {
+    args = [f"--logdir={job.logdir}", "--host=0.0.0.0", f"--port={TENSORBOARD_PORT}"]
+    pod_values = {
         "container": "tensorboard",
         "command": ["tensorboard"],
-        "args": _escaped([f"--logdir={job.logdir}", "--host=0.0.0.0", f"--port={TENSORBOARD_PORT}"]),
+        "args": _escape_arguments(args),
         "env": None,
         "port_name": "http",
         "port": TENSORBOARD_PORT,
@@ -199,4 +208,5 @@ def _tensorboard(job: KubernetesJob) -> list[Document]:
         "writes": False,
         "read_only": True,
     }
-    return documents("kubernetes_tensorboard.yaml", {**_values(job), "pod": _pod(job, "tensorboard", pod)})
+    pod = _pod(job, "tensorboard", pod_values)
+    return fill_documents("kubernetes_tensorboard.yaml", {**_values(job), "pod": pod})

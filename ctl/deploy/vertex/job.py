@@ -33,7 +33,7 @@ class VertexJob:
         """True if `gcloud ai custom-jobs create` rejects the file, as of version 528."""
         return not self.is_tuning and {} in self.spec["workerPoolSpecs"]
 
-    def as_sent(self) -> Document:
+    def to_request(self) -> Document:
         """Returns the request body of the API."""
         if self.is_tuning:
             return self.spec
@@ -41,17 +41,17 @@ class VertexJob:
         return {"displayName": self.name, "jobSpec": self.spec, **labels}
 
 
-def job_of(line: CommandLine, region: str) -> VertexJob:
+def build_job(line: CommandLine, region: str) -> VertexJob:
     """Returns the job of a command line."""
     options, tuned = line.options, line.options.metric or {}
     name = options.name or options.image.partition("@")[0].rpartition("/")[2].partition(":")[0]
-    labels = validators.named_values("--label", options.label)
+    labels = validators.parse_assignments("--label", options.label)
     args = line.args
     if tuned and line.flag("report_hypertune") is None:
         args = [*args, f"--report_hypertune={tuned['metric']}"]
     spec = _custom_job(line, region, args)
     if tuned:
-        trials, parallel = tuning.trials(options)
+        trials, parallel = tuning.trial_counts(options)
         values = {
             **tuned,
             "name": name,
@@ -61,20 +61,20 @@ def job_of(line: CommandLine, region: str) -> VertexJob:
             "custom_job": spec,
             "labels": labels or None,
         }
-        spec = manifest.document("vertex_tuning_job.yaml", values)
+        spec = manifest.fill_document("vertex_tuning_job.yaml", values)
     return VertexJob(name, spec, is_tuning=bool(tuned), labels=labels)
 
 
 def _custom_job(line: CommandLine, region: str, args: list[str]) -> Document:
     """Returns the CustomJobSpec. A worker restart restarts all workers, except with parameter servers."""
     options = line.options
-    env = [{"name": k, "value": v} for k, v in validators.variables(options.env).items()]
+    env = [{"name": k, "value": v} for k, v in validators.parse_variables(options.env).items()]
     program = {"command": line.command or None, "args": args or None, "env": env or None}
-    nothing = dict.fromkeys((*program, "accelerator", "accelerator_count"))
+    unset_values = dict.fromkeys((*program, "accelerator", "accelerator_count"))
     gpu, _, count = (options.accelerator or "").partition(":")
     gpus = {"accelerator": gpu or None, "accelerator_count": int(count or 1) if gpu else None}
 
-    def pool(replicas: int, machine_type: str, image: str, own: dict[str, Any]) -> Document | None:
+    def pool(replicas: int, machine_type: str, image: str, pool_values: dict[str, Any]) -> Document | None:
         """Returns a WorkerPoolSpec, empty without replicas."""
         values = {
             "replicas": replicas,
@@ -82,14 +82,18 @@ def _custom_job(line: CommandLine, region: str, args: list[str]) -> Document:
             "image": image,
             "disk_gb": options.disk_gb,
         }
-        return manifest.document("vertex_worker_pool.yaml", nothing | values | own) if replicas else {}
+        return (
+            manifest.fill_document("vertex_worker_pool.yaml", unset_values | values | pool_values)
+            if replicas
+            else {}
+        )
 
-    training, side = options.machine_type, options.side_machine_type
+    training, side_machine_type = options.machine_type, options.side_machine_type
     pools = [
         pool(1, training, options.image, gpus | program),
         pool(options.workers - 1, training, options.image, gpus | program),
-        pool(options.ps, side, options.image, program),
-        pool(int(options.evaluator), side, options.image, program),
+        pool(options.ps, side_machine_type, options.image, program),
+        pool(int(options.evaluator), side_machine_type, options.image, program),
     ]
     if options.reduction_server:
         replicas, _, machine_type = options.reduction_server.partition(":")
@@ -106,4 +110,4 @@ def _custom_job(line: CommandLine, region: str, args: list[str]) -> Document:
         "restart_all": True if not options.ps else None,
         "strategy": "SPOT" if options.spot else None,
     }
-    return manifest.document("vertex_custom_job.yaml", values)
+    return manifest.fill_document("vertex_custom_job.yaml", values)

@@ -9,8 +9,9 @@ from typing import Any
 from ctl.errors import EXIT_FAILED, CtlError, UsageError
 
 _INSTALL = (
-    "--submit needs Google's client, which is not installed; expected `pip install "
-    "google-cloud-aiplatform`. Or leave --submit out and use the gcloud command that is printed"
+    "--submit requires Google's client library; run `pip install google-cloud-aiplatform`, or omit "
+    "--submit "
+    "and use the printed gcloud command"
 )
 
 
@@ -40,23 +41,25 @@ def submit(job: dict[str, Any], project: str, region: str, client: Any = None) -
     except ImportError:
         raise UsageError(_INSTALL) from None
     is_tuning = "studySpec" in job
-    kind = aiplatform_v1.HyperparameterTuningJob if is_tuning else aiplatform_v1.CustomJob
+    message_type = aiplatform_v1.HyperparameterTuningJob if is_tuning else aiplatform_v1.CustomJob
     try:
-        message = kind(json_format.ParseDict(job, kind.pb(kind())))
+        message = message_type(json_format.ParseDict(job, message_type.pb(message_type())))
     except json_format.ParseError as e:
-        raise UsageError(f"Google's client does not take the job. It says: {e}") from None
+        raise UsageError(f"Google's client library rejected the job: {e}") from None
     parent = f"projects/{project}/locations/{region}"
     try:
         if client is None:
             options = {"api_endpoint": f"{region}-aiplatform.googleapis.com"}
             client = aiplatform_v1.JobServiceClient(client_options=options)
         if is_tuning:
-            made = client.create_hyperparameter_tuning_job(parent=parent, hyperparameter_tuning_job=message)
+            created_job = client.create_hyperparameter_tuning_job(
+                parent=parent, hyperparameter_tuning_job=message
+            )
         else:
-            made = client.create_custom_job(parent=parent, custom_job=message)
+            created_job = client.create_custom_job(parent=parent, custom_job=message)
     except GoogleAuthError as e:
-        cure = "log in with `gcloud auth application-default login`"
-        raise UsageError(f"there are no credentials for Google Cloud ({e}); {cure}") from None
+        fix = "log in with `gcloud auth application-default login`"
+        raise UsageError(f"there are no credentials for Google Cloud ({e}); {fix}") from None
     except GoogleAPIError as e:
-        raise SubmissionError(f"Vertex AI refused the job. It says: {e}") from None
-    return str(made.name)
+        raise SubmissionError(f"Vertex AI rejected the job: {e}") from None
+    return str(created_job.name)
