@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ctl.collectives.ranks import Ranks, among
+from ctl.collectives.ranks import Ranks, build_ranks
 from ctl.distribute.platforms import detection, variables
 from ctl.distribute.topology import TRAINING_TYPES
 from ctl.errors import UsageError
@@ -26,7 +26,7 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
             f"TF_CONFIG's task is {found.task_type} {found.task_index}; ctl.hvd has equal ranks "
             "only, expected a chief or a worker."
         )
-    place = among(found.workers, found.worker_index) if found.num_workers > 1 else Ranks()
+    place = build_ranks(found.workers, found.worker_index) if found.num_workers > 1 else Ranks()
     for name, mine in (("RANK", place.rank), ("SIZE", place.size)):
         came = variables.number(environ, f"HOROVOD_{name}")
         if came is not None and came != mine:

@@ -277,7 +277,7 @@ def _reset(skip_sync: bool) -> bool:
 
 def _interrupt(error: Exception) -> Exception | None:
     """Returns the interrupt that caused an error, also in a tf.function, or None for other errors."""
-    own = graph_errors.with_own_type(error)
+    own = graph_errors.restore_error_type(error)
     if isinstance(own, HorovodInternalError | HostsUpdatedInterrupt):
         return own
     import tensorflow as tf

@@ -96,10 +96,10 @@ def _read(data: bytes, allow_pickle: bool) -> Any:
 def _gathered(mine: bytes, name: str, process_set: Any) -> Sequence[bytes]:
     number, _ = ranks_of(process_set)
     engine = process.engine()
-    asked = engine.ask("allgather", name, [np.frombuffer(mine, np.uint8)], process_set=number)
+    asked = engine.submit("allgather", name, [np.frombuffer(mine, np.uint8)], process_set=number)
     joined = engine.wait(asked)[0].tobytes()
     parts, start = [], 0
-    for (rows,) in (asked.more or {})["rows"]:
+    for (rows,) in (asked.response or {})["rows"]:
         parts.append(joined[start : start + rows])
         start += rows
     return parts

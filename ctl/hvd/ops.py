@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.collectives import arithmetic, tensor_ops
 from ctl.collectives.calls import Call
-from ctl.collectives.gradients import differentiable
+from ctl.collectives.gradients import run_with_gradient
 from ctl.hvd.compression import Compression, effective_compression
 from ctl.hvd.errors import RefusedError
 from ctl.hvd.process_sets import ProcessSet, global_process_set, ranks_of
@@ -165,9 +165,9 @@ def _allreduced(call: Call, tensors: Any, name: Any, default: Any) -> list[Any]:
         return _allreduced(call, dense, None, f"{default}_grad")
 
     def forward(*given: Any) -> Any:
-        return tensor_ops.outputs(call, given, name, default)
+        return tensor_ops.run_collective(call, given, name, default)
 
-    return differentiable(forward, backward, tensors)
+    return run_with_gradient(forward, backward, tensors)
 
 
 @_plain
@@ -202,7 +202,7 @@ def _allgathered(
     call = Call("allgather", "", process_set, ignores_scope=ignore_name_scope)
 
     def forward(*inner: Any) -> Any:
-        return tensor_ops.outputs(call, inner, name, default)
+        return tensor_ops.run_collective(call, inner, name, default)
 
     def backward(found: Any, *gradients: Any) -> Any:
         *_, rows = found
@@ -212,7 +212,7 @@ def _allgathered(
         ]
         return [_own_rows(mean, rows[:, i], process_set) for i, mean in enumerate(means)]
 
-    return differentiable(forward, backward, given)[:-1]
+    return run_with_gradient(forward, backward, given)[:-1]
 
 
 def _own_rows(tensor: Any, rows: Any, process_set: Any) -> Any:
@@ -235,13 +235,13 @@ def broadcast(
     call = Call("broadcast", "", process_set, root=root_rank, ignores_scope=ignore_name_scope)
 
     def forward(inner: Any) -> Any:
-        return tensor_ops.outputs(call, [inner], name, default)
+        return tensor_ops.run_collective(call, [inner], name, default)
 
     def backward(_: Any, gradient: Any) -> Any:
         mean = allreduce(gradient, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad"))
         return [mean * tf.cast(tf.equal(rank_op(), root_rank), mean.dtype)]
 
-    return differentiable(forward, backward, [given])[0]
+    return run_with_gradient(forward, backward, [given])[0]
 
 
 @_plain
@@ -270,13 +270,13 @@ def alltoall(
     call = Call("alltoall", "", process_set, has_splits=splits is not None, ignores_scope=ignore_name_scope)
 
     def forward(*inner: Any) -> Any:
-        return tensor_ops.outputs(call, inner, name, default)
+        return tensor_ops.run_collective(call, inner, name, default)
 
     def backward(found: Any, gradient: Any, _: Any) -> Any:
         back, _ = alltoall(gradient, found[1], process_set=process_set, name=_graph_name(f"{default}_grad"))
         return [back] if splits is None else [back, None]
 
-    received, rows = differentiable(forward, backward, given)
+    received, rows = run_with_gradient(forward, backward, given)
     return received if splits is None else (received, rows)
 
 
@@ -339,7 +339,7 @@ def grouped_reducescatter(
     packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
 
     def forward(*inner: Any) -> Any:
-        return tensor_ops.outputs(call, inner, name, default)
+        return tensor_ops.run_collective(call, inner, name, default)
 
     def backward(_: Any, *gradients: Any) -> Any:
         factor = prescale_factor * postscale_factor
@@ -349,7 +349,7 @@ def grouped_reducescatter(
         scaled = [g * tf.cast(factor, g.dtype) for g in gradients]
         return [allgather(g, process_set=process_set, name=n) for g, n in zip(scaled, names, strict=True)]
 
-    found = differentiable(forward, backward, packed)
+    found = run_with_gradient(forward, backward, packed)
     return [compression.decompress(t, c) for t, c in zip(found, contexts, strict=True)]
 
 
@@ -358,9 +358,9 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     """Blocks until all ranks have called it. In a graph of `tf.compat.v1`, returns an operation."""
     call = Call("barrier", "", process_set)
     if tf.executing_eagerly():
-        tensor_ops.outputs(call, [], name, "HorovodBarrier")
+        tensor_ops.run_collective(call, [], name, "HorovodBarrier")
         return None
-    done = tensor_ops.barrier_in_graph(call, name or "HorovodBarrier")
+    done = tensor_ops.add_graph_barrier(call, name or "HorovodBarrier")
     return None if tf.compat.v1.executing_eagerly_outside_functions() else done
 
 

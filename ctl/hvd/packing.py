@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
-from ctl.collectives.arithmetic import dtype_named
+from ctl.collectives.arithmetic import to_numpy_dtype
 from ctl.errors import UsageError
 
 
@@ -116,7 +116,7 @@ _MEAN: dict[str, Any] = {
 
 
 def _meant_array(kind: str, data: bytes, said: dict) -> Any:
-    array = np.frombuffer(bytearray(data), dtype_named(said["dtype"])).reshape(said["shape"])
+    array = np.frombuffer(bytearray(data), to_numpy_dtype(said["dtype"])).reshape(said["shape"])
     if kind == "scalar":
         return array[()]
     if kind == "tensor":

@@ -39,9 +39,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if _engine is None:
             chosen = settings.read_settings()
             made = _met(comm, chosen)
-            _let_idle_threads_sleep(made.place.local_size)
+            _let_idle_threads_sleep(made.ranks.local_size)
             _join_plane(made, chosen)
-            if chosen.timeline and made.place.rank == 0:
+            if chosen.timeline and made.ranks.rank == 0:
                 made.timeline.start(chosen.timeline, mark_cycles=chosen.mark_cycles)
             _engine = made
             process_sets_lib.begin(made)
@@ -77,10 +77,10 @@ def _let_idle_threads_sleep(local_size: int) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if local_size == 1 or cores >= 2 * local_size:
         return
-    from ctl.collectives.tensorflow_plane import has_begun
+    from ctl.collectives.tensorflow_plane import is_tensorflow_initialized
     from ctl.tensorflow_patches import thread_spinning
 
-    if not has_begun():
+    if not is_tensorflow_initialized():
         thread_spinning.disable_thread_spinning()
 
 
@@ -128,7 +128,7 @@ def _met(comm: Any, chosen: Settings) -> Engine:
                 raise
             raise own_port.port_error(topology) from e
     made = elastic_line.meet_group(met)
-    elastic_line.on_loss(made.lose)
+    elastic_line.on_loss(made.fail_all)
     return made
 
 
@@ -153,47 +153,47 @@ def is_initialized() -> bool:
 
 def has_peers() -> bool:
     """Returns True if this process is one of several ranks now."""
-    return _engine is not None and _engine.place.size > 1
+    return _engine is not None and _engine.ranks.size > 1
 
 
 def rank() -> int:
     """Returns the rank of this process, from 0."""
-    return engine().place.rank
+    return engine().ranks.rank
 
 
 def size() -> int:
     """Returns the number of processes."""
-    return engine().place.size
+    return engine().ranks.size
 
 
 def local_rank() -> int:
     """Returns the rank of this process on its host, which is also the index of its GPU."""
-    return engine().place.local_rank
+    return engine().ranks.local_rank
 
 
 def local_size() -> int:
     """Returns the number of processes on this host."""
-    return engine().place.local_size
+    return engine().ranks.local_size
 
 
 def cross_rank() -> int:
     """Returns the index of this host among the hosts that have this local rank."""
-    return engine().place.cross_rank
+    return engine().ranks.cross_rank
 
 
 def cross_size() -> int:
     """Returns the number of hosts that have this local rank."""
-    return engine().place.cross_size
+    return engine().ranks.cross_size
 
 
 def is_homogeneous() -> bool:
     """Returns True if all hosts have the same number of processes."""
-    return engine().place.is_homogeneous
+    return engine().ranks.is_homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Writes a Chrome trace of all collectives to a file on rank 0. A no-op on other ranks."""
-    if engine().place.rank == 0:
+    if engine().ranks.rank == 0:
         engine().timeline.start(file_path, mark_cycles=mark_cycles)
 
 

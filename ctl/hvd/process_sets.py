@@ -6,7 +6,7 @@ from typing import Any
 
 from ctl.collectives.calls import Members
 from ctl.collectives.engine import Engine
-from ctl.collectives.failures import failure
+from ctl.collectives.failures import create_exception
 from ctl.errors import UsageError
 
 _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
@@ -43,7 +43,7 @@ class ProcessSet:
         """Returns True if this process is a member, or None before the set is registered."""
         if self.process_set_id is None or _engine is None:
             return None
-        return _engine.place.rank in _ranks(self.process_set_id)
+        return _engine.ranks.rank in _ranks(self.process_set_id)
 
     def size(self) -> int | None:
         """Returns the number of members, or None before the set is registered."""
@@ -60,15 +60,15 @@ class ProcessSet:
         if self.process_set_id is None or _engine is None:
             return None
         ranks = _ranks(self.process_set_id)
-        if _engine.place.rank not in ranks:
-            raise ValueError(f"rank {_engine.place.rank} is not in the process set {self}.")
-        return ranks.index(_engine.place.rank)
+        if _engine.ranks.rank not in ranks:
+            raise ValueError(f"rank {_engine.ranks.rank} is not in the process set {self}.")
+        return ranks.index(_engine.ranks.rank)
 
     def members(self) -> Members:
         """Implements `calls.CollectiveGroup`."""
         return Members(initialized(_engine), *ranks_of(self))
 
-    def check_known(self) -> None:
+    def check_registered(self) -> None:
         """Implements `calls.CollectiveGroup`."""
         if _engine is not None and self.process_set_id not in _known:
             ranks_of(self)
@@ -92,7 +92,7 @@ def begin(engine: Engine) -> None:
     global _engine  # noqa: PLW0603
     _engine = engine
     _known.clear()
-    _known[0] = tuple(range(engine.place.size))
+    _known[0] = tuple(range(engine.ranks.size))
     global_process_set.ranks = list(_known[0])
 
 
@@ -161,14 +161,14 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     _check_dynamic("remove_process_set")
     engine = initialized(_engine)
     name = f"remove_process_set.{process_set.ranks}"
-    pending = engine.ask("remove_process_set", name, splits=[number])
+    pending = engine.submit("remove_process_set", name, splits=[number])
     engine.wait(pending)
     _known.pop(number, None)
     for made in [made for made in _objects if made.process_set_id == number]:
         made.process_set_id = None
         _objects.remove(made)
     process_set.process_set_id = None
-    return engine.place.size == 1 or (pending.more or {}).get("number") == number
+    return engine.ranks.size == 1 or (pending.response or {}).get("number") == number
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
@@ -190,9 +190,9 @@ def ranks_of(process_set: ProcessSet | None) -> tuple[int, tuple[int, ...]]:
             f"{process_set} is not known; give it to hvd.init(process_sets=[...]) or to "
             "hvd.add_process_set()."
         )
-    if engine.place.rank not in _known[number]:
-        text = f"rank {engine.place.rank} is not in the process set {process_set}."
-        raise failure("INVALID_ARGUMENT", text)
+    if engine.ranks.rank not in _known[number]:
+        text = f"rank {engine.ranks.rank} is not in the process set {process_set}."
+        raise create_exception("INVALID_ARGUMENT", text)
     return number, _known[number]
 
 
@@ -219,16 +219,16 @@ def _check_dynamic(what: str) -> None:
 def _add(made: ProcessSet) -> bool:
     engine = initialized(_engine)
     ranks = tuple(made.ranks or ())
-    wrong = [r for r in ranks if not 0 <= r < engine.place.size]
+    wrong = [r for r in ranks if not 0 <= r < engine.ranks.size]
     if wrong or not ranks or len(set(ranks)) < len(ranks):
         raise ValueError(
             f"a process set of the ranks {list(ranks)}; expected different ranks from 0 to "
-            f"{engine.place.size - 1}."
+            f"{engine.ranks.size - 1}."
         )
-    pending = engine.ask("add_process_set", f"add_process_set.{len(_known)}", splits=list(ranks))
+    pending = engine.submit("add_process_set", f"add_process_set.{len(_known)}", splits=list(ranks))
     engine.wait(pending)
-    number = (pending.more or {}).get("number", -1)
-    if engine.place.size == 1:
+    number = (pending.response or {}).get("number", -1)
+    if engine.ranks.size == 1:
         number = -1 if ranks in _known.values() else max(_known) + 1
     if number < 0:
         return False

@@ -79,7 +79,7 @@ class Reduction:
         shared = [i for i, g in enumerate(result) if g is not None and not mine[i]]
         for number, bucket in enumerate(self._buckets(result, variables, shared)):
             name = f"grad_{number}" if use_generic_names else f"{self.name}.gradients.{number}"
-            contents.name_contents(name, [_path(variables[i]) for i in bucket])
+            contents.set_tensor_names(name, [_path(variables[i]) for i in bucket])
             reduced = self._exchange([result[i] for i in bucket], name)
             for i, gradient in zip(bucket, reduced, strict=True):
                 result[i] = gradient

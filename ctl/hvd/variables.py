@@ -63,4 +63,4 @@ def _broadcast(variables: Any, root_rank: int, name: str | None, process_set: An
     default = "HorovodBroadcastVariables"
     if not tf.executing_eagerly():
         default += f"_{tensors[0].name}_{tensors[-1].name}".replace(":", "_").replace("/", "_")
-    return tensor_ops.outputs(call, tensors, name, default)
+    return tensor_ops.run_collective(call, tensors, name, default)

@@ -319,5 +319,5 @@ def _task(number: int) -> Topology:
 def _planned(slots: Sequence[Slot], own: Slot) -> Ranks:
     """Returns the expected ranks of a process if all other processes start as planned."""
     slots = [*slots, *([] if own in slots else [own])]
-    place = ranks.among([f"{slot.host}:{slot.index}" for slot in slots], slots.index(own))
+    place = ranks.build_ranks([f"{slot.host}:{slot.index}" for slot in slots], slots.index(own))
     return replace(place, local_rank=own.index)

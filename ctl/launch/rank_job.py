@@ -129,7 +129,7 @@ def run_ranks(job: RankJob, places: Places) -> int:
 
 def rank_placement(places: Places, task: Topology) -> Ranks:
     """Returns the ranks of a process. Two names of one machine count as two hosts."""
-    return ranks.among([f"{target}:" for target in places.hosts or ()], task.task_index)
+    return ranks.build_ranks([f"{target}:" for target in places.hosts or ()], task.task_index)
 
 
 def _end_ranks(group: ProcessGroup, outcome: Outcome, signals: PassedOnSignals) -> None:

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import tensorflow as tf
-from ctl.collectives.ranks import among
+from ctl.collectives.ranks import build_ranks
 from ctl.errors import UsageError
 from ctl.hvd import advice, process
 
@@ -13,7 +13,7 @@ class FourRanks:
     """An engine's place, for what asks no other rank anything."""
 
     def __init__(self, rank):
-        self.place = among([f"host:{port}" for port in range(1, 5)], rank)
+        self.ranks = build_ranks([f"host:{port}" for port in range(1, 5)], rank)
 
 
 @pytest.fixture
