@@ -183,7 +183,7 @@ SIMPLE = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=
     )
 )
 def test_objects_come_back_with_their_types(thing):
-    back = packing.unpacked(packing.packed_arrays(thing))
+    back = packing.deserialize_object(packing.serialize_object(thing))
     assert back == thing and kinds(back) == kinds(thing)
 
 
@@ -191,7 +191,7 @@ def test_objects_come_back_with_their_types(thing):
     "thing", [OrderedDict(b=1, a=(2,)), Namespace(lr=0.1, layers=[1, 2]), range(3, 9, 2)], ids=repr
 )
 def test_what_scripts_keep_settings_in_travels(thing):
-    back = packing.unpacked(packing.packed_arrays({"x": thing}))["x"]
+    back = packing.deserialize_object(packing.serialize_object({"x": thing}))["x"]
     assert back == thing and type(back) is type(thing)
 
 
@@ -200,7 +200,7 @@ def test_what_scripts_keep_settings_in_travels(thing):
               np.ones(3, ml_dtypes.bfloat16), np.array([True])], ids=lambda a: str(a.dtype)
 )  # fmt: skip
 def test_arrays_come_back_with_their_types(array):
-    back = packing.unpacked(packing.packed_arrays({"x": [array]}))["x"][0]
+    back = packing.deserialize_object(packing.serialize_object({"x": [array]}))["x"][0]
     assert type(back) is type(array) and back.dtype == array.dtype and back.shape == array.shape
     assert (back == array).all()
 
@@ -212,7 +212,7 @@ class Mine:
 @pytest.mark.parametrize("thing", [Mine(), Mine, len, np.array([None]), {"a": [1, Mine()]}])
 def test_what_cannot_be_packed_says_so_and_is_not_pickled(thing):
     with pytest.raises(UsageError, match="allow_pickle=True"):
-        packing.packed_arrays(thing)
+        packing.serialize_object(thing)
 
 
 def config(addresses, index, kind="worker"):
