@@ -17,16 +17,16 @@ _METHOD_BY_DATASET = {
 _CONSEQUENCE_BY_METHOD = {
     "shuffle()": "read some examples twice and never read other examples.",
     "repeat()": "read all the data.",
-    "batch()": "receive whole batches in turn, and some ranks may run an additional step.",
+    "batch()": "receive whole batches in turn, and some ranks may run one more step.",
 }
 
 
 def shard(dataset: Any) -> Any:
     """Returns every size-th element of a `tf.data.Dataset`, starting with the element of this rank.
 
-    Call this function before other dataset methods. The input must have the same order on all ranks: it must
-    not shuffle (ranks would share some examples and omit other examples) and must not repeat.
-    Otherwise issues a warning.
+    Call this function before other dataset methods. The input must have the same order on all ranks:
+    it must not shuffle (ranks would share some examples and omit other examples) and must not repeat.
+    Otherwise this function issues a warning.
     """
     for name in _find_methods_before(dataset):
         warnings.warn(_describe_wrong_order(name), stacklevel=2)
