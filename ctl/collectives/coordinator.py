@@ -146,8 +146,8 @@ class Coordinator:
             self._remove_rank(rank, f"died ({e})")
             return
         if rank not in self._negotiation.departed:
-            both = selectors.EVENT_READ | selectors.EVENT_WRITE
-            self._selector.modify(sock, both if outbox else selectors.EVENT_READ, rank)
+            read_and_write = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(sock, read_and_write if outbox else selectors.EVENT_READ, rank)
 
     def _handle_message(self, rank: int, header: dict[str, Any], payload: bytes) -> None:
         message_type = header.pop("type")

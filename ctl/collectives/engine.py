@@ -38,7 +38,7 @@ _HAS_LEFT = "this rank has left (hvd.shutdown())."
 
 
 class Engine:
-    """Collectives runtime of one rank. The constructor connects the ranks, and blocks until all have one.
+    """Collectives runtime of one rank. The constructor blocks until all ranks have connected.
 
     Args:
       ranks: Ranks of this process.
@@ -158,7 +158,7 @@ class Engine:
             self._pending[request.id] = pending
         payload = [array.view(np.uint8) for array in flat] if request.is_inline else []
         with contextlib.suppress(Lost):  # the engine's thread handles the loss when it reads
-            self._outgoing.put(request, payload, later=is_delayed)
+            self._outgoing.put(request, payload, is_delayed=is_delayed)
         return pending
 
     def _reserve_numbers(self, count: int) -> int:

@@ -31,7 +31,7 @@ class TracedCollectives:
     group: Any = None
 
     @classmethod
-    def of(cls, graph: Any) -> "TracedCollectives":
+    def get_or_create(cls, graph: Any) -> "TracedCollectives":
         """Returns the fusions of a graph. They are stored as an attribute of the graph."""
         if not hasattr(graph, "_ctl_collectives"):
             graph._ctl_collectives = cls()

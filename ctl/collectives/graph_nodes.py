@@ -179,7 +179,7 @@ def _add_fused(call: Call, tensor: tf.Tensor) -> tf.Tensor | None:
     max_bytes = _fusion_threshold(call)
     if not max_bytes or not can_fuse(graph):
         return None
-    traced = TracedCollectives.of(graph)
+    traced = TracedCollectives.get_or_create(graph)
     if traced.group is not call.group:
         traced.group, traced.fusions = call.group, {}
     key = (tensor.dtype, call.op, call.prescale, call.postscale)

@@ -47,7 +47,7 @@ class Mesh:
     ):
         self._control: socket.socket | None = control
         self._receive_control = receive_control
-        self._tick = on_poll
+        self._on_poll = on_poll
         self._settings = settings
         self.bytes_sent, self.last_transfer_at = 0, time.monotonic()
         self._links = _create_links(rank, peers, shares=settings.shares_memory)
@@ -96,7 +96,7 @@ class Mesh:
             initial_needs = {k: (k.needs_read, k.needs_write) for k in links}
             while initial_needs == {k: (k.needs_read, k.needs_write) for k in links}:
                 events_by_descriptor = dict(poller.poll(1000 * _WAKE_SECS))
-                self._tick()
+                self._on_poll()
                 if control in events_by_descriptor and not self._receive_control():
                     poller.unregister(control)
                     self._control = None

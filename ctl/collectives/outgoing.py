@@ -31,12 +31,12 @@ class Outgoing:
         self.has_queued = False
         self.descriptor, self._signal = os.pipe()
 
-    def put(self, request: Request, payload: Sequence[np.ndarray], *, later: bool) -> None:
-        """Sends the request immediately, or in a batch if `later`. Raises Lost if rank 0 is lost."""
+    def put(self, request: Request, payload: Sequence[np.ndarray], *, is_delayed: bool) -> None:
+        """Sends the request immediately, or in a batch if `is_delayed`. Raises Lost if rank 0 is lost."""
         with self._lock:  # a request must be sent before references to it
             self._headers.append(self._header(request, payload))
             self._payload.extend(payload)
-            if not later or len(self._headers) == _MAX_QUEUED:
+            if not is_delayed or len(self._headers) == _MAX_QUEUED:
                 self._send()
             elif not self.has_queued:
                 self.has_queued = True

@@ -75,11 +75,11 @@ def ring_allreduce(
         _reduce_pair(mesh, ranks[1 - me], me, joined, op, divisor=2 if divides else 1)
         return joined.results()
     _reduce_parts(mesh, ranks, me, joined, bounds, op, divisor=count if divides else 1)
-    after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
+    next_rank, previous_rank = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):
         out_index, in_index = (me - step) % count, (me - step - 1) % count
         part = _part(total, bounds, in_index)
-        mesh.exchange(after, [_part(total, bounds, out_index)], before, part.nbytes, part)
+        mesh.exchange(next_rank, [_part(total, bounds, out_index)], previous_rank, part.nbytes, part)
     return joined.results()
 
 
@@ -115,7 +115,7 @@ def _reduce_parts(
     elif arithmetic.is_half(joined.dtype) and op in _SUMS and count > 2:
         _reduce_halves(mesh, ranks, me, joined, bounds)
         return
-    after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
+    next_rank, previous_rank = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):
         out_index, in_index = (me - step - 1) % count, (me - step - 2) % count
         outgoing = (
@@ -126,9 +126,9 @@ def _reduce_parts(
         size = (bounds[in_index + 1] - bounds[in_index]) * joined.dtype.itemsize
         step_divisor = divisor if step == count - 2 else 1
         mesh.exchange(
-            after,
+            next_rank,
             outgoing,
-            before,
+            previous_rank,
             size,
             consume=_create_consumer(joined, bounds[in_index], op, step_divisor),
         )
@@ -187,11 +187,11 @@ def ring_allgather(
     bounds = _bounds(sizes)
     joined = memory.allocate_aligned(bounds[-1], np.dtype(np.uint8))
     _part(joined, bounds, me)[...] = own_bytes
-    after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
+    next_rank, previous_rank = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):
         out_index, in_index = (me - step) % count, (me - step - 1) % count
         part = _part(joined, bounds, in_index)
-        mesh.exchange(after, [_part(joined, bounds, out_index)], before, part.nbytes, part)
+        mesh.exchange(next_rank, [_part(joined, bounds, out_index)], previous_rank, part.nbytes, part)
     return joined
 
 
@@ -204,8 +204,8 @@ def ring_broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray
     if count == 1:
         return
     chain_index = (me - root) % count
-    before = ranks[(me - 1) % count]
-    after = ranks[(me + 1) % count]
+    previous_rank = ranks[(me - 1) % count]
+    next_rank = ranks[(me + 1) % count]
     pieces = [buffer[i : i + _PIECE] for i in range(0, buffer.size, _PIECE)]
     empty = buffer[:0]
     is_last = chain_index == count - 1
@@ -213,7 +213,9 @@ def ring_broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray
         in_piece = pieces[i] if i < len(pieces) and chain_index else empty
         out_index = i - 1 if chain_index else i
         has_out = not is_last and 0 <= out_index < len(pieces)
-        mesh.exchange(after, [pieces[out_index]] if has_out else [], before, in_piece.nbytes, in_piece)
+        mesh.exchange(
+            next_rank, [pieces[out_index]] if has_out else [], previous_rank, in_piece.nbytes, in_piece
+        )
 
 
 def ring_alltoall(

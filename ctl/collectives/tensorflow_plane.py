@@ -350,6 +350,6 @@ def tensor_function(function: Any, inputs: list, types: Any, *, stateful: bool, 
     body = tf.function(lambda *tensors: tf.py_function(function, tensors, types), autograph=False)
     concrete = body.get_concrete_function(*specs)
     concrete.add_to_graph(graph)
-    several = types if isinstance(types, list) else [types]
-    outputs = tf.raw_ops.PartitionedCall(args=inputs, Tout=several, f=concrete, name=name)
+    type_list = types if isinstance(types, list) else [types]
+    outputs = tf.raw_ops.PartitionedCall(args=inputs, Tout=type_list, f=concrete, name=name)
     return outputs if isinstance(types, list) else outputs[0]

@@ -20,7 +20,7 @@ class Timeline:
         self._file: IO[str] | None = None
         self._lock = threading.Lock()
         self._rows: dict[str, int] = {}
-        self._open: set[str] = set()
+        self._open_negotiations: set[str] = set()
         self._mark_cycles = False
         self._started = 0.0
 
@@ -30,7 +30,7 @@ class Timeline:
         with self._lock:
             self._file = Path(path).open("w")  # noqa: SIM115  until stop()
             self._file.write("[\n")
-            self._rows, self._open = {}, set()
+            self._rows, self._open_negotiations = {}, set()
             self._mark_cycles = mark_cycles
             self._started = time.monotonic()
 
@@ -49,16 +49,16 @@ class Timeline:
             if self._file is None:
                 return
             with self._close_on_error():
-                if name not in self._open:
-                    self._open.add(name)
+                if name not in self._open_negotiations:
+                    self._open_negotiations.add(name)
                     self._write("B", name, f"NEGOTIATE_{collective_kind.upper()}")
                 self._write("X", name, str(rank), dur=0)
 
     def record_agreement(self, name: str) -> None:
         """Records that all ranks have requested the collective."""
         with self._lock:
-            if self._file is not None and name in self._open:
-                self._open.discard(name)
+            if self._file is not None and name in self._open_negotiations:
+                self._open_negotiations.discard(name)
                 with self._close_on_error():
                     self._write("E", name, "")
 

@@ -2,17 +2,17 @@
 
 
 def mpi_built() -> bool:
-    """Returns False: there is no MPI."""
+    """Returns False, because MPI is not used."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """Returns False: there is no MPI."""
+    """Returns False, because MPI is not used."""
     return False
 
 
 def mpi_threads_supported() -> bool:
-    """Returns False: there is no MPI."""
+    """Returns False, because MPI is not used."""
     return False
 
 

@@ -142,12 +142,12 @@ def _check_sparse(op: int, prescale: float, postscale: float) -> None:
         )
 
 
-def _allreduce_slices(several: Any, op: int, process_set: Any, name: str | None) -> list[tf.IndexedSlices]:
+def _allreduce_slices(slices: Any, op: int, process_set: Any, name: str | None) -> list[tf.IndexedSlices]:
     """Gathers all values and indices in one exchange."""
-    parts = [part for indexed_slices in several for part in (indexed_slices.values, indexed_slices.indices)]
+    parts = [part for indexed_slices in slices for part in (indexed_slices.values, indexed_slices.indices)]
     gathered = iter(grouped_allgather(parts, process_set=process_set, name=name))
     results = []
-    for indexed_slices in several:
+    for indexed_slices in slices:
         values, indices = next(gathered), next(gathered)
         if op == Average:
             values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)

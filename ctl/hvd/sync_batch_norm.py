@@ -51,5 +51,5 @@ def _count_values(inputs: Any, mask: Any, mean: Any) -> tf.Tensor:
     """Returns the number of values per channel, `[]`, in the type of the mean."""
     if mask is None:
         return tf.cast(tf.size(inputs) // tf.size(mean), mean.dtype)
-    share = tf.size(inputs) // tf.size(mean) // tf.maximum(tf.size(mask), 1)
-    return tf.reduce_sum(tf.cast(mask, mean.dtype)) * tf.cast(share, mean.dtype)
+    values_per_mask_element = tf.size(inputs) // tf.size(mean) // tf.maximum(tf.size(mask), 1)
+    return tf.reduce_sum(tf.cast(mask, mean.dtype)) * tf.cast(values_per_mask_element, mean.dtype)

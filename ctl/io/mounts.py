@@ -21,11 +21,11 @@ def _read_mount_type(path: str) -> str:
     with contextlib.suppress(OSError), open("/proc/self/mounts", "rb") as file:
         for line in file:
             source, target, fs_type = os.fsdecode(line).split(" ")[:3]
-            program, sharp, _ = source.partition("#")
+            program, separator, _ = source.partition("#")
             for octal in ("\\040", "\\011", "\\012", "\\134"):
                 target = target.replace(octal, chr(int(octal[1:], 8)))
             is_inside = f"{path}/".startswith(f"{target.rstrip('/')}/")
             if is_inside and len(target) >= len(mount_point):
                 mount_point = target
-                mount_type = f"fuse.{program}" if fs_type == "fuse" and sharp else fs_type
+                mount_type = f"fuse.{program}" if fs_type == "fuse" and separator else fs_type
     return mount_type

@@ -279,28 +279,30 @@ def _remove_listed(where: Path) -> None:
             raise
 
 
-def copy_tree(source: AnyPath, goal: AnyPath, last: str = "") -> None:
+def copy_tree(source: AnyPath, destination: AnyPath, last: str = "") -> None:
     """Replaces a file or a directory with a copy of another one, for file systems without rename.
 
     `last` is the name of the file that marks a directory as complete. It is deleted first and written last.
     """
     if source.is_file():
-        goal.parent.mkdir(parents=True, exist_ok=True)
-        _copy_file(source, goal)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        _copy_file(source, destination)
         return
     if last:
-        (goal / last).unlink(missing_ok=True)
-    if goal.exists():
-        remove_tree(goal)
-    goal.mkdir(parents=True, exist_ok=True)
-    inside: list[AnyPath] = [*source.iterdir()]
-    for path in sorted(inside, key=lambda p: (p.name == last, p.name)):
-        copy_tree(path, goal / path.name, last)
+        (destination / last).unlink(missing_ok=True)
+    if destination.exists():
+        remove_tree(destination)
+    destination.mkdir(parents=True, exist_ok=True)
+    entries: list[AnyPath] = [*source.iterdir()]
+    for path in sorted(entries, key=lambda p: (p.name == last, p.name)):
+        copy_tree(path, destination / path.name, last)
 
 
-def _copy_file(source: AnyPath, goal: AnyPath) -> None:
-    opened = goal.open("wb") if isinstance(goal, Path) else _gfile().GFile(goal.url, "wb")
-    with os_errors(goal), opened as file:
+def _copy_file(source: AnyPath, destination: AnyPath) -> None:
+    opened = (
+        destination.open("wb") if isinstance(destination, Path) else _gfile().GFile(destination.url, "wb")
+    )
+    with os_errors(destination), opened as file:
         for block in read_blocks(source):
             file.write(block)
 

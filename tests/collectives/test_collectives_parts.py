@@ -314,11 +314,11 @@ def test_small_requests_wait_for_each_other_and_are_said_in_full_once():
         return Request(number, name, "allreduce", ["float32"], [(2,)], is_inline=True)
 
     data = [np.full(2, i, np.float32).view(np.uint8) for i in range(4)]
-    outgoing.put(request(0, "a"), [data[0]], later=False)
+    outgoing.put(request(0, "a"), [data[0]], is_delayed=False)
     ((header, payload),) = came()
     assert (header["type"], header["name"], payload) == ("template", "a", data[0].tobytes())
-    outgoing.put(request(1, "a"), [data[1]], later=True)
-    outgoing.put(request(2, "b"), [data[2]], later=True)
+    outgoing.put(request(1, "a"), [data[1]], is_delayed=True)
+    outgoing.put(request(2, "b"), [data[2]], is_delayed=True)
     assert outgoing.has_queued and came() == []
     outgoing.flush()
     outgoing.flush()
@@ -326,8 +326,8 @@ def test_small_requests_wait_for_each_other_and_are_said_in_full_once():
     assert [one["type"] for one in header["of"]] == ["again", "template"]
     assert header["of"][0]["as"] == 0 and [one["size"] for one in header["of"]] == [8, 8]
     assert payload == data[1].tobytes() + data[2].tobytes()
-    outgoing.put(request(3, "b"), [data[3]], later=True)
-    outgoing.put(request(4, "a"), [], later=False)  # what waits goes first
+    outgoing.put(request(3, "b"), [data[3]], is_delayed=True)
+    outgoing.put(request(4, "a"), [], is_delayed=False)  # what waits goes first
     assert [one["id"] for one in came()[0][0]["of"]] == [3, 4]
     outgoing.close()
 
