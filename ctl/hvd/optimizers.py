@@ -40,28 +40,25 @@ def DistributedOptimizer(
 
     Args:
       optimizer: Optimizer of Keras 3, tf_keras or tf.compat.v1.train. The result has its class, its
-        state and its variables; do not use the original afterwards. Under the policy "mixed_float16" the
-        result is a `LossScaleOptimizer`, as in `model.compile`; all ranks then skip the same steps.
+        state and its variables; do not use the original. Under the policy "mixed_float16" the result is
+        a `LossScaleOptimizer`, as in `model.compile`; all ranks then skip the same steps.
       name: Part of the names of exchanges. Default: "Distributed" and the class.
       use_locking: Only for optimizers of tf.compat.v1.
       device_dense: Ignored.
       device_sparse: Ignored.
       compression: Compression of dense gradients that are sent through a network.
       sparse_as_dense: If True, converts tf.IndexedSlices to tensors before the exchange.
-      backward_passes_per_step: Number of steps per exchange. Their gradients are summed, exchanged
-        and applied together; `iterations` counts each step.
+      backward_passes_per_step: Steps per exchange of their summed gradients. `iterations` counts each step.
       op: Average or Sum.
       gradient_predivide_factor: An average is divided by it before, and multiplied after, the sum.
       average_aggregated_gradients: If True, uses the mean of the passes instead of their sum.
       num_groups: Deprecated name of `groups`.
       groups: Number of exchanges, or lists of variables per exchange. Default: as few exchanges as
-        HOROVOD_FUSION_THRESHOLD (bytes, default 128 MiB) allows.
+        HOROVOD_FUSION_THRESHOLD (bytes per exchange) allows.
       process_set: Ranks of the exchange. Other ranks apply their own gradients.
       scale_local_gradients: If True, divides gradients of `register_local_var` by the number of ranks.
 
-    Raises:
-      UsageError: If arguments are invalid or contradict each other.
-      RefusedError: If `op` is Adasum.
+    Raises UsageError for invalid arguments, and RefusedError if `op` is Adasum.
     """
     _check(optimizer, backward_passes_per_step, op)
     reduction = Reduction(
