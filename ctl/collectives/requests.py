@@ -141,8 +141,8 @@ def _find_splits_error(ranks: Sequence[int], requests: Mapping[int, Request]) ->
         rows, splits = request.shapes[0][0], list(request.splits)
         if not splits:
             problem = (
-                f"the number of rows is {rows}; expected a multiple of {len(ranks)} ranks, or splits= with "
-                "the number of rows for each rank"
+                f"the tensor has {rows} rows; expected a multiple of {len(ranks)}, the number of ranks, or "
+                "splits= with the number of rows for each rank"
             )
         elif len(splits) != len(ranks):
             problem = f"splits has {len(splits)} entries; expected {len(ranks)}, one per rank"
