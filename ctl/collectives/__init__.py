@@ -1,4 +1,4 @@
 """Collectives runtime of `ctl.hvd`: negotiation of requests between ranks, and transfers over TCP.
 
-Input and output are named tensors and their sums, concatenations or copies. Horovod's API is in `hvd/`.
+The runtime reduces, concatenates or copies named tensors. Horovod's API is in `hvd/`.
 """

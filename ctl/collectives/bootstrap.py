@@ -1,7 +1,7 @@
 """Rendezvous of the ranks: each rank listens, and connects to all lower ranks.
 
-Both ends authenticate with the job's secret (`ctl.io.authenticated_channel`). An error names ranks of
-another version, another number of ranks or an earlier group. After the rendezvous no port is open.
+Both ends authenticate with the job's secret (`ctl.io.authenticated_channel`). A rank refuses peers with
+another protocol version, number of ranks or generation. No port is open after the rendezvous.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ from ctl.io.rendezvous import (
 )
 
 _PROTOCOL = 6
-_TELL_EVERY_SECS = 30.0
-_LOOK_SECS = 0.1
+_LOG_INTERVAL_SECS = 30.0
+_POLL_INTERVAL_SECS = 0.1
 _RETRY_SECS = 0.05
 
 
@@ -59,7 +59,7 @@ class Connections:
 def connect_ranks(
     ranks: Ranks, settings: Settings, lost: Callable[[], str] = str, server: socket.socket | None = None
 ) -> Connections:
-    """Returns the connections of this rank when all ranks are connected to each other.
+    """Connects this rank to all other ranks. Blocks until all ranks are connected to each other.
 
     Args:
       ranks: Ranks of this process.
@@ -67,15 +67,19 @@ def connect_ranks(
       lost: Polled. Returns a message about a rank that failed to start, or an empty string.
       server: A socket that listens at this rank's address. None creates one.
 
-    Raises UsageError if this rank cannot listen at its address, cannot open enough files or is refused,
-    its subclass PortInUseError if only the port is taken, and HorovodInternalError if some ranks do not
-    connect within `start_timeout` seconds.
+    Returns:
+      The connections of this rank.
+
+    Raises:
+      UsageError: If this rank cannot listen at its address, cannot open enough files or is refused.
+      PortInUseError: If only the port is in use.
+      HorovodInternalError: If some ranks do not connect within `settings.start_timeout` seconds.
     """
     rendezvous = _Rendezvous(ranks, settings, lost, server)
     try:
         return rendezvous.run()
     except BaseException:
-        rendezvous.give_up()
+        rendezvous.close_connections()
         raise
     finally:
         rendezvous.close()
@@ -88,16 +92,18 @@ class _Rendezvous:
         self._ranks = ranks
         self._lost = lost
         self._settings = settings
-        self._deadline = Deadline(settings.start_timeout, _TELL_EVERY_SECS, has_backoff=False)
+        self._deadline = Deadline(settings.start_timeout, _LOG_INTERVAL_SECS, has_backoff=False)
         self._peers: dict[int, socket.socket] = {}
         self._accepted: dict[int, socket.socket] = {}
         self._control: socket.socket | None = None
         check_descriptors(ranks.size)
-        self._call_error = ""  # error of the newest call
-        self._listener = Listener(server or self._listening(), self._endpoint(ranks.rank), self._refusal)
+        self._call_error = ""  # error of the latest connection attempt
+        self._listener = Listener(
+            server or self._create_listening_socket(), self._endpoint(ranks.rank), self._check_claim
+        )
         self._arrivals: queue.SimpleQueue[tuple[socket.socket, dict]] = queue.SimpleQueue()
         self._is_over = threading.Event()
-        self._wakes, self._wake = socket.socketpair()
+        self._wakeup_receiver, self._wakeup_sender = socket.socketpair()
         self._thread = threading.Thread(target=self._listen, name="hvd-rendezvous", daemon=True)
         self._thread.start()
 
@@ -113,7 +119,7 @@ class _Rendezvous:
         while not self._is_complete():
             if calls:
                 role, rank = calls[0]
-                caller = caller or self._caller(role, rank)
+                caller = caller or self._create_caller(role, rank)
                 sock = self._connect(caller, rank)
                 if sock is not None:
                     calls.pop(0)
@@ -128,17 +134,17 @@ class _Rendezvous:
         return Connections(self._control, dict(sorted(self._peers.items())), self._accepted)
 
     def close(self) -> None:
-        """Stops listening: no port of this rank is open afterwards."""
+        """Closes the listening socket and ends the thread. No port of this rank is open afterwards."""
         self._is_over.set()
-        self._wake.close()
+        self._wakeup_sender.close()
         self._thread.join()
-        self._wakes.close()
+        self._wakeup_receiver.close()
         self._listener.close()
         while not self._arrivals.empty():
             self._arrivals.get()[0].close()
 
-    def give_up(self) -> None:
-        """Closes the existing connections."""
+    def close_connections(self) -> None:
+        """Closes the connections after a failed rendezvous."""
         for sock in (*self._peers.values(), *self._accepted.values(), self._control):
             if sock is not None:
                 sock.close()
@@ -151,7 +157,7 @@ class _Rendezvous:
     def _endpoint(self, rank: int) -> Endpoint:
         return Endpoint(self._settings.secret, "ranks", f"rank {rank}")
 
-    def _listening(self) -> socket.socket:
+    def _create_listening_socket(self) -> socket.socket:
         ranks = self._ranks
         try:
             return listening_socket(*split_address(ranks.addresses[ranks.rank]))
@@ -163,17 +169,17 @@ class _Rendezvous:
             ) from None
 
     def _listen(self) -> None:
-        """Accepts connections in a separate thread, while `run` waits for the ranks that it calls."""
+        """Accepts connections in a separate thread while `run` connects to the lower ranks."""
         poller = select.poll()
         poller.register(self._listener.fileno(), select.POLLIN)
-        poller.register(self._wakes.fileno(), select.POLLIN)
+        poller.register(self._wakeup_receiver.fileno(), select.POLLIN)
         while not self._is_over.is_set():
-            poller.poll(1000 * _LOOK_SECS)
+            poller.poll(1000 * _POLL_INTERVAL_SECS)
             for arrival in self._listener.accept_callers():
                 self._arrivals.put(arrival)
 
-    def _caller(self, role: str, rank: int) -> Caller:
-        claim = {"role": role, "rank": self._ranks.rank, **self._common()}
+    def _create_caller(self, role: str, rank: int) -> Caller:
+        claim = {"role": role, "rank": self._ranks.rank, **self._common_claim()}
         address = split_address(self._ranks.addresses[rank])
         return Caller(address, self._endpoint(rank), claim, pause_secs=_RETRY_SECS)
 
@@ -187,7 +193,7 @@ class _Rendezvous:
             caller.pause()
         return sock
 
-    def _common(self) -> dict:
+    def _common_claim(self) -> dict:
         ranks = self._ranks
         return {"protocol": _PROTOCOL, "size": ranks.size, "generation": ranks.generation}
 
@@ -198,14 +204,17 @@ class _Rendezvous:
                 wait_secs = 0.0
                 accepted = self._accepted if claim["role"] == "control" else self._peers
                 previous = accepted.get(claim["rank"])
-                if previous is not None:  # the rank has connected again, without the answer
+                if previous is not None:  # the rank retried because it did not receive the verdict
                     previous.close()
                 accepted[claim["rank"]] = sock
 
-    def _refusal(self, claim: dict[str, Any]) -> ChannelRefusedError | None:
-        for name, expected in self._common().items():
+    def _check_claim(self, claim: dict[str, Any]) -> ChannelRefusedError | None:
+        for name, expected in self._common_claim().items():
             if claim.get(name) != expected:
-                text = f"its {name} is {claim.get(name)}, here it is {expected}; start all ranks alike."
+                text = (
+                    f"its {name} is {claim.get(name)}; expected {expected}. Start all ranks with the same "
+                    "command and the same version of ctl."
+                )
                 return ChannelRefusedError(
                     text, can_retry=claim.get("generation") != self._ranks.generation
                 )
@@ -214,11 +223,13 @@ class _Rendezvous:
             return ChannelRefusedError(f"{ranks.addresses[ranks.rank]} is rank {ranks.rank}, not rank 0.")
         if role not in ("control", "peer") or type(rank) is not int or not ranks.rank < rank < ranks.size:
             last = ranks.size - 1
-            return ChannelRefusedError(f"rank {rank} came; expected one of {ranks.rank + 1} to {last}.")
+            return ChannelRefusedError(
+                f"it identified itself as rank {rank}; expected a rank from {ranks.rank + 1} to {last}."
+            )
         return None
 
     def _check_deadline(self, called: set[int]) -> None:
-        """Raises an error after the deadline or if a rank failed to start. Logs missing ranks before.
+        """Raises an error after the deadline or if a rank failed to start. Logs the missing ranks.
 
         Args:
           called: Ranks to which this rank has not connected yet.
@@ -233,10 +244,10 @@ class _Rendezvous:
         names = ", ".join(f"{rank} ({ranks.addresses[rank]})" for rank in sorted(missing)[:8])
         text = f"rank {ranks.rank} of {ranks.size} waits for rank {names}"
         if deadline.is_over:
-            call = f" The last call, to {self._call_error}." if called and self._call_error else ""
+            call = f" Last connection error: {self._call_error}." if called and self._call_error else ""
             raise HorovodInternalError(
-                f"{text}: not here after {deadline.timeout_secs:g} s. Do these processes run, "
-                "and can their ports be reached from here? (HOROVOD_START_TIMEOUT gives them longer)"
+                f"{text}: not connected after {deadline.timeout_secs:g} s. Check that these processes are "
+                "running and that this machine can reach their ports, or increase HOROVOD_START_TIMEOUT."
                 f"{call}{listener_sentence(self._listener)}{refusal_sentence(self._listener)}"
             )
         print(f"hvd: {text}", file=sys.stderr, flush=True)

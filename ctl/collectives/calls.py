@@ -1,4 +1,4 @@
-"""Requests of the engine for collectives on tensors, and their results."""
+"""Submission of collectives on tensors to the engine, and conversion of their results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,15 +33,18 @@ class CollectiveGroup(Protocol):
     """Ranks that run collectives together; they may change between two calls of one graph."""
 
     def members(self) -> Members:
-        """Raises ValueError before `init()`, InvalidArgumentError if this rank is not a member."""
+        """Returns the current members.
 
-    def check_known(self) -> None:
-        """Raises ValueError for a group that can never have members."""
+        Raises ValueError before `init()`, and InvalidArgumentError if this rank is not a member.
+        """
+
+    def check_registered(self) -> None:
+        """Raises ValueError for a group that is not registered."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A collective, the same on all ranks.
+    """A collective, equal on all ranks.
 
     The fields without a comment are those of `ctl.collectives.requests.Request`.
     """
@@ -58,13 +61,13 @@ class Call:
     line: str = ""
     ignores_scope: bool = False  # the name of a node is the same within any name scope
     joined: Layout | None = None  # layout of concatenated tensors
-    names: Sequence[str] = ()  # names of collectives that are fused to this one
+    names: Sequence[str] = ()  # names of the collectives that are fused into this one
     fuses: bool = False  # can be fused with other calls of a function
 
 
 @dataclass
 class PendingCall:
-    """A collective in flight, with the information that shapes its results."""
+    """A collective in flight, with the shapes of its inputs and its ranks."""
 
     call: Call
     pending: Pending
@@ -89,15 +92,15 @@ def submit_call(call: Call, arrays: Sequence[Any]) -> PendingCall:
         splits = [len(arrays[0]) // len(ranks)] * len(ranks)
     shapes = [tuple(array.shape) for array in arrays]
     plane, host_arrays, tensors, layout = members.engine.plane, [], [], call.joined
-    if plane is not None and plane.carries(call.kind, arrays):
-        tensors = [_shaped(_scaled(call, tensor), [-1]) for tensor in arrays]
+    if plane is not None and plane.can_execute(call.kind, arrays):
+        tensors = [_reshape(_apply_prescale(call, tensor), [-1]) for tensor in arrays]
         layout = layout or Layout(tuple(t.dtype.name for t in tensors), tuple(shapes))
     else:
         host_arrays = [
-            np.ascontiguousarray(_array(a)).reshape(s) for a, s in zip(arrays, shapes, strict=True)
+            np.ascontiguousarray(_to_array(a)).reshape(s) for a, s in zip(arrays, shapes, strict=True)
         ]
-        host_arrays = [_scaled(call, array) for array in host_arrays]
-    pending = members.engine.ask(
+        host_arrays = [_apply_prescale(call, array) for array in host_arrays]
+    pending = members.engine.submit(
         call.kind,
         call.name,
         host_arrays,
@@ -117,32 +120,36 @@ def submit_call(call: Call, arrays: Sequence[Any]) -> PendingCall:
     return PendingCall(call, pending, members, shapes)
 
 
-def _scaled(call: Call, array: Any) -> Any:
+def _apply_prescale(call: Call, array: Any) -> Any:
     if call.kind not in _REDUCTIONS or call.prescale == 1.0:
         return array
-    scale = tensorflow_plane.scaled_tensor if isinstance(array, tf.Tensor) else arithmetic.scaled
+    scale = tensorflow_plane.scale_tensor if isinstance(array, tf.Tensor) else arithmetic.scale_array
     return scale(array, call.prescale)
 
 
 def wait_for_results(pending_call: PendingCall) -> list[np.ndarray]:
-    """Returns the results in their shapes, then the rows by rank if the kind has them."""
+    """Waits for a collective and returns its results, with their shapes.
+
+    For allgather and alltoall, the last element is the number of rows by rank. Raises the error of the
+    collective.
+    """
     pending, call = pending_call.pending, pending_call.call
     pending.wait()
     if pending.error is not None:
         raise pending.error
-    header = pending.more or {}
+    header = pending.response or {}
     flat = list(pending.result)
     ranks = pending_call.members.ranks
     if call.kind in _REDUCTIONS:
-        finish = tensorflow_plane.finished_tensor if pending.tensors else arithmetic.finished
+        finish = tensorflow_plane.finish_tensor if pending.tensors else arithmetic.finish_reduction
         by_engine = call.kind == "allreduce" and not pending.tensors
         counts = [1 if by_engine and arithmetic.engine_divides(a.dtype) else len(ranks) for a in flat]
         flat = [finish(a, call.op, n, call.postscale) for a, n in zip(flat, counts, strict=True)]
     if call.kind in ("allreduce", "broadcast"):
-        return [_shaped(a, shape) for a, shape in zip(flat, pending_call.shapes, strict=True)]
-    index = ranks.index(pending_call.members.engine.place.rank)
+        return [_reshape(a, shape) for a, shape in zip(flat, pending_call.shapes, strict=True)]
+    index = ranks.index(pending_call.members.engine.ranks.rank)
     if call.kind == "reducescatter":
-        rows = [arithmetic.rows_of(shape[0], len(ranks))[index] for shape in pending_call.shapes]
+        rows = [arithmetic.split_rows(shape[0], len(ranks))[index] for shape in pending_call.shapes]
     elif call.kind == "allgather":
         by_rank = np.asarray(header["rows"], np.int64)
         rows = by_rank.sum(axis=0).tolist()
@@ -152,21 +159,21 @@ def wait_for_results(pending_call: PendingCall) -> list[np.ndarray]:
     else:
         return []
     shaped = [
-        _shaped(a, (count, *shape[1:]))
+        _reshape(a, (count, *shape[1:]))
         for a, count, shape in zip(flat, rows, pending_call.shapes, strict=True)
     ]
     return shaped if call.kind == "reducescatter" else [*shaped, by_rank]
 
 
-def _shaped(array: Any, shape: Sequence[int]) -> Any:
+def _reshape(array: Any, shape: Sequence[int]) -> Any:
     if not isinstance(array, tf.Tensor):
         return array.reshape(shape)
-    with tensorflow_plane.scope_of(array):
+    with tensorflow_plane.device_scope(array):
         return tf.reshape(array, shape)
 
 
-def _array(tensor: Any) -> np.ndarray:
-    """Returns the values of an eager tensor, without a copy if they are in the host's memory."""
-    if isinstance(tensor, (np.ndarray, np.generic)):
-        return np.asarray(tensor)
-    return eager_values.values_of(tensor)
+def _to_array(value: Any) -> np.ndarray:
+    """Returns the values of an eager tensor, without a copy if they are in host memory."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value)
+    return eager_values.values_of(value)

@@ -1,10 +1,10 @@
-"""Signals that resume a graph when a collective completes, without a thread that waits.
+"""Signals that resume a graph when a collective completes, without a waiting thread.
 
-A node that waits in Python occupies a thread of TensorFlow. TensorFlow runs `QueueDequeueV2` without a
-thread, so a graph waits there until the thread that completes the request adds an element. In functions
-each request has a separate queue, so that no signal of a failed call is left in it. A graph of
-TensorFlow 1 can only use queues of its session: each collective has one, and the element is added by
-another run of the session.
+A node that waits in Python occupies a thread of TensorFlow. `QueueDequeueV2` does not, so the graph waits
+in this operation until the thread that completes the request adds an element to the queue. In functions
+each request has a separate queue, because a failed call may leave a signal in its queue. A graph of
+TensorFlow 1 can only use queues of its session. There each collective has one queue, and another run of
+the session adds the element.
 """
 
 import contextlib
@@ -36,16 +36,19 @@ class Signal(Protocol):
         """Resumes the graph."""
 
     def release(self) -> None:
-        """Allows another request to use the queue. The graph has resumed."""
+        """Allows another request to use the queue, after the graph has resumed."""
 
     def discard(self) -> None:
         """Frees the queue of a request with unused results."""
 
 
 def add_session_queue() -> tf.Tensor | None:
-    """Adds a queue to a graph of TensorFlow 1; returns its serialized handle `[]`, None for functions.
+    """Adds a queue to a graph of TensorFlow 1.
 
     Each kernel has a queue with a name that is unique in the process.
+
+    Returns:
+      The serialized handle of the queue, `[]` string, or None in a function.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         return None
@@ -57,7 +60,7 @@ def add_session_queue() -> tf.Tensor | None:
 
 
 def add_wait(handle: tf.Tensor) -> tf.Operation:
-    """Adds the operation that ends when the queue of a serialized handle gets an element."""
+    """Adds an operation that completes when an element is added to the queue of a serialized handle."""
     with tf.device(_CPU):
         queue = tf.raw_ops.ParseTensor(serialized=handle, out_type=tf.resource)
         (element,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])
@@ -73,7 +76,7 @@ class FunctionSignals:
         self._lock = threading.Lock()
 
     def acquire(self) -> Signal:
-        """Returns a signal that no other request uses."""
+        """Returns an unused signal, a new one if necessary."""
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -129,20 +132,20 @@ class _SessionSignal:
 def session_signal(handle: bytes) -> Signal:
     """Returns the signal of a queue of a session.
 
-    Raises RuntimeError if no known session has the queue.
+    Raises RuntimeError if no recorded session has the queue.
     """
     for session in list(_sessions):
         nodes = _signal_nodes(session.graph)
         if nodes is not None and _owns_queue(session, nodes, handle):
             return _SessionSignal(session, nodes, handle)
     raise RuntimeError(
-        "a collective of ctl.hvd runs in a graph that has no known session. Run it with "
+        "the session of a graph with a collective of ctl.hvd was not found. Run the graph with "
         "tf.compat.v1.Session."
     )
 
 
 class _SignalNodes:
-    """Operations of a session's graph that use the queue of a fed handle."""
+    """Operations of a session's graph on a queue. The handle of the queue is fed."""
 
     def __init__(self) -> None:
         with tf.name_scope("ctl_signal"), tf.device(_CPU):
@@ -160,7 +163,7 @@ def _outermost_graph() -> Any:
 
 
 def _signal_nodes(graph: Any) -> _SignalNodes | None:
-    """Returns the nodes of a session's graph; None if it is finalized and has none."""
+    """Returns the nodes of a session's graph, or None if the graph is finalized and has none."""
     if not hasattr(graph, "_ctl_signal_nodes"):
         if graph.finalized:
             return None

@@ -1,25 +1,33 @@
-"""Descriptions of the tensors of collectives on this rank, for error messages.
+"""Names of the tensors of collectives, for error messages.
 
-Only the names of collectives are sent, and are equal on all ranks. The descriptions stay on each rank.
+The ranks exchange only the names of collectives, which are equal on all ranks. Each rank keeps the names of
+its own tensors in this module.
 """
 
 import re
 from collections.abc import Sequence
 
-_MOST = 8
+_MAX_NAMES = 8
 _contents: dict[str, tuple[str, ...]] = {}
 
 
-def name_contents(name: str, contents: Sequence[str]) -> None:
-    """Sets the tensor names of the collectives with this name."""
+def set_tensor_names(name: str, contents: Sequence[str]) -> None:
+    """Stores the tensor names of the collectives with this name."""
     _contents[name] = tuple(contents)
 
 
-def said(text: str) -> str:
-    """Returns " Its tensors are ..." for a message that starts with a described name, else ""."""
+def describe_tensors(text: str) -> str:
+    """Returns a sentence about the tensors of a collective.
+
+    Args:
+      text: Error message that starts with the name of the collective and a colon.
+
+    Returns:
+      The sentence, with a space before it, or "" if no tensor names are stored.
+    """
     name = text.partition(": ")[0]
-    found = _contents.get(name) or _contents.get(re.sub(r"_\d+$", "", name))
-    if not found:
+    tensor_names = _contents.get(name) or _contents.get(re.sub(r"_\d+$", "", name))
+    if not tensor_names:
         return ""
-    more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
-    return f" On this rank its tensors are those of {', '.join(found[:_MOST])}{more}."
+    suffix = f" and {len(tensor_names) - _MAX_NAMES} more" if len(tensor_names) > _MAX_NAMES else ""
+    return f" On this rank it contains the tensors of {', '.join(tensor_names[:_MAX_NAMES])}{suffix}."

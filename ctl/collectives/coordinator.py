@@ -1,8 +1,8 @@
 """Coordinator on rank 0. It pairs the requests of all ranks and schedules the collectives.
 
-All ranks receive the responses in the same order, so no two ranks can wait in different collectives. The
-coordinator executes small collectives, because their requests contain the data. It has one thread. `Engine`
-is the other side.
+All ranks receive the responses in the same order, so two ranks cannot block in different collectives. The
+coordinator executes small collectives, because their requests contain the data. It has one thread. Each
+rank's `Engine` is its client.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctl.collectives.frames import Inbox, Lost, Outbox
-from ctl.collectives.negotiation import Agreement
+from ctl.collectives.negotiation import Negotiation
 from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
 
-PAUSE_SECS = 5.0  # a longer interval between polls means that the process was stopped
+PAUSE_SECS = 5.0  # a longer interval between two polls means that the process was stopped
 _TICK_SECS = 0.5
-_SIGNS = 4  # heartbeats within the limit for silence
-_ABORT_SECS = 5.0  # to send the error message to the other ranks
+_HEARTBEATS_PER_TIMEOUT = 4
+_ABORT_SECS = 5.0  # time limit for sending the error message to the other ranks
 _RETRY_SECS = 0.01
 
 
@@ -39,13 +39,13 @@ class Coordinator:
     def __init__(self, sockets: Mapping[int, socket.socket], settings: Settings, timeline: Timeline):
         self._sockets = dict(sockets)
         self._timeline = timeline
-        self._agreement = Agreement(len(sockets), settings, timeline)
+        self._negotiation = Negotiation(len(sockets), settings, timeline)
         self._inboxes = {rank: Inbox() for rank in sockets}
         self._templates: dict[tuple[int, int], Request] = {}  # (rank, id) -> complete request
-        self._silence_secs = settings.silence
-        now = time.monotonic()
-        self._heard_at = dict.fromkeys(sockets, now)
-        self._shown_at = self._awake_at = now
+        self._heartbeat_timeout_secs = settings.heartbeat_timeout
+        now_secs = time.monotonic()
+        self._last_received_at = dict.fromkeys(sockets, now_secs)
+        self._last_heartbeat_at = self._last_poll_at = now_secs
         self._selector = selectors.DefaultSelector()
         for rank, sock in self._sockets.items():
             sock.setblocking(False)
@@ -58,7 +58,7 @@ class Coordinator:
 
     def bytes_sent(self, rank: int) -> int:
         """Returns the number of bytes sent to one rank."""
-        return self._agreement.outboxes[rank].bytes_sent
+        return self._negotiation.outboxes[rank].bytes_sent
 
     @property
     def remote_sockets(self) -> list[socket.socket]:
@@ -66,7 +66,7 @@ class Coordinator:
         return [sock for rank, sock in self._sockets.items() if rank]
 
     def join(self, timeout: float) -> None:
-        """Waits until every rank has left."""
+        """Waits until every rank has left, at most `timeout` seconds."""
         self._thread.join(timeout)
 
     def _run(self) -> None:
@@ -79,106 +79,108 @@ class Coordinator:
             for sock in self._sockets.values():
                 sock.close()
 
-    def _abort(self, why: str) -> None:
-        """Sends an error to all ranks that ends the group."""
-        print(f"hvd: {why}", file=sys.stderr, flush=True)
-        outboxes, until_secs = self._agreement.outboxes, time.monotonic() + _ABORT_SECS
-        self._agreement.tell_lost(0, why)
-        left = {rank for rank in self._sockets if rank not in self._agreement.gone}
-        while left and time.monotonic() < until_secs:
-            for rank in list(left):
+    def _abort(self, error_message: str) -> None:
+        """Sends an error to all ranks. They fail their collectives, and the group ends."""
+        print(f"hvd: {error_message}", file=sys.stderr, flush=True)
+        outboxes, deadline = self._negotiation.outboxes, time.monotonic() + _ABORT_SECS
+        self._negotiation.notify_lost_rank(0, error_message)
+        unsent_ranks = {rank for rank in self._sockets if rank not in self._negotiation.departed}
+        while unsent_ranks and time.monotonic() < deadline:
+            for rank in list(unsent_ranks):
                 with contextlib.suppress(Lost):
                     outboxes[rank].write(self._sockets[rank])
                     if outboxes[rank]:
                         continue
-                left.discard(rank)
-            time.sleep(_RETRY_SECS if left else 0.0)
+                unsent_ranks.discard(rank)
+            time.sleep(_RETRY_SECS if unsent_ranks else 0.0)
 
     def _coordinate(self) -> None:
-        agreement = self._agreement
-        while len(agreement.gone) < len(self._sockets) or any(agreement.outboxes.values()):
+        negotiation = self._negotiation
+        while len(negotiation.departed) < len(self._sockets) or any(negotiation.outboxes.values()):
             for key, events in self._selector.select(_TICK_SECS):
                 if events & selectors.EVENT_READ:
                     self._read(key.data)
-            self._timeline.cycle()
-            agreement.answer()
-            agreement.look_for_stalls()
-            if self._silence_secs:
-                self._show_life()
-            for rank in sorted(self._sockets, reverse=True):  # this rank last, since it may end afterwards
+            self._timeline.record_cycle()
+            negotiation.send_responses()
+            negotiation.check_stalls()
+            if self._heartbeat_timeout_secs:
+                self._check_heartbeats()
+            for rank in sorted(self._sockets, reverse=True):  # this rank last, because it may end then
                 self._write(rank)
 
-    def _show_life(self) -> None:
-        """Sends heartbeats to the ranks. A rank that was silent for too long is lost."""
-        now = time.monotonic()
-        if now - self._awake_at > PAUSE_SECS:  # this process was stopped, and perhaps the other ranks too
-            for rank in self._heard_at:
-                self._heard_at[rank] += now - self._awake_at
-        self._awake_at = now
-        if now - self._shown_at < self._silence_secs / _SIGNS:
+    def _check_heartbeats(self) -> None:
+        """Sends heartbeats to the ranks, and removes ranks without a message within the timeout."""
+        now_secs = time.monotonic()
+        if now_secs - self._last_poll_at > PAUSE_SECS:  # this process was stopped; other ranks may be too
+            for rank in self._last_received_at:
+                self._last_received_at[rank] += now_secs - self._last_poll_at
+        self._last_poll_at = now_secs
+        if now_secs - self._last_heartbeat_at < self._heartbeat_timeout_secs / _HEARTBEATS_PER_TIMEOUT:
             return
-        self._shown_at = now
-        for rank in self._sockets.keys() - self._agreement.gone.keys():
-            silent_secs = now - self._heard_at[rank]
-            if silent_secs > self._silence_secs:
-                self._leave(rank, f"died (silent for {silent_secs:.0f} s)")
+        self._last_heartbeat_at = now_secs
+        for rank in self._sockets.keys() - self._negotiation.departed.keys():
+            silent_secs = now_secs - self._last_received_at[rank]
+            if silent_secs > self._heartbeat_timeout_secs:
+                self._remove_rank(rank, f"died (silent for {silent_secs:.0f} s)")
             else:
-                self._agreement.outboxes[rank].put({"type": "alive"})
+                self._negotiation.outboxes[rank].put({"type": "alive"})
 
     def _read(self, rank: int) -> None:
         inbox = self._inboxes[rank]
-        self._heard_at[rank] = time.monotonic()
+        self._last_received_at[rank] = time.monotonic()
         try:
             inbox.read(self._sockets[rank])
             for header, payload in inbox.messages():
-                self._take(rank, header, payload)
+                self._handle_message(rank, header, payload)
         except Lost as e:
-            self._leave(rank, f"died ({e})")
+            self._remove_rank(rank, f"died ({e})")
 
     def _write(self, rank: int) -> None:
-        outbox, sock = self._agreement.outboxes[rank], self._sockets[rank]
+        outbox, sock = self._negotiation.outboxes[rank], self._sockets[rank]
         try:
             outbox.write(sock)
         except Lost as e:
-            self._agreement.outboxes[rank] = Outbox()
-            if rank not in self._agreement.gone:
+            self._negotiation.outboxes[rank] = Outbox()
+            if rank not in self._negotiation.departed:
                 self._read(rank)  # its last message may announce its shutdown
-            self._leave(rank, f"died ({e})")
+            self._remove_rank(rank, f"died ({e})")
             return
-        if rank not in self._agreement.gone:
-            both = selectors.EVENT_READ | selectors.EVENT_WRITE
-            self._selector.modify(sock, both if outbox else selectors.EVENT_READ, rank)
+        if rank not in self._negotiation.departed:
+            read_and_write = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(sock, read_and_write if outbox else selectors.EVENT_READ, rank)
 
-    def _take(self, rank: int, header: dict[str, Any], payload: bytes) -> None:
-        kind = header.pop("type")
-        if kind == "leave":
-            self._leave(rank, "has left")
-        elif kind == "broken":
-            self._agreement.tell_lost(header["rank"], header["why"])
-        elif kind == "alive":
+    def _handle_message(self, rank: int, header: dict[str, Any], payload: bytes) -> None:
+        message_type = header.pop("type")
+        if message_type == "leave":
+            self._remove_rank(rank, "has left")
+        elif message_type == "broken":
+            self._negotiation.notify_lost_rank(header["rank"], header["why"])
+        elif message_type == "alive":
             return
-        elif kind == "several":
+        elif message_type == "several":
             start = 0
-            for one in header["of"]:
-                size = one.get("size", 0)
-                self._ask(rank, one.pop("type"), one, payload[start : start + size])
+            for request_header in header["of"]:
+                size = request_header.get("size", 0)
+                self._handle_request(
+                    rank, request_header.pop("type"), request_header, payload[start : start + size]
+                )
                 start += size
         else:
-            self._ask(rank, kind, header, payload)
+            self._handle_request(rank, message_type, header, payload)
 
-    def _ask(self, rank: int, kind: str, header: dict[str, Any], payload: bytes) -> None:
+    def _handle_request(self, rank: int, request_type: str, header: dict[str, Any], payload: bytes) -> None:
         header.pop("size")
-        if kind == "again":
+        if request_type == "again":
             request = self._templates[rank, header["as"]].with_id(header["id"])
         else:
             request = Request(**header)
-        if kind == "template":
+        if request_type == "template":
             self._templates[rank, request.id] = request
-        self._agreement.ask(rank, request, payload)
+        self._negotiation.add_request(rank, request, payload)
 
-    def _leave(self, rank: int, how: str) -> None:
-        if rank in self._agreement.gone:
+    def _remove_rank(self, rank: int, reason: str) -> None:
+        if rank in self._negotiation.departed:
             return
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(self._sockets[rank])
-        self._agreement.leave(rank, how)
+        self._negotiation.remove_rank(rank, reason)

@@ -1,7 +1,7 @@
-"""Check of the limit for open files, before ranks connect.
+"""Check of the limit for open files before the ranks connect.
 
-Without it, the error of a rank that cannot open a socket would be handled as a network error and retried
-for a minute.
+Without this check, a rank that cannot open a socket would treat the error as a network error and retry for
+a minute.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ def check_descriptors(num_ranks: int) -> None:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             scope = f"`ulimit -n` is {limit}" if e.errno == errno.EMFILE else "the limit of this machine"
             raise UsageError(
-                f"this process cannot open {count} more files, which connections to {num_ranks - 1} other "
-                f"ranks need ({scope}). Raise the limit, for example with `ulimit -n 4096`."
+                f"this process cannot open the {count} additional files that connections to "
+                f"{num_ranks - 1} other ranks need ({scope}). Raise the limit, for example with "
+                "`ulimit -n 4096`."
             ) from None

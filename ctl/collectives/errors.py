@@ -4,7 +4,7 @@ from ctl.errors import EXIT_RETRY, CtlError, UsageError
 
 
 class HorovodInternalError(CtlError, RuntimeError):
-    """Error of a collective because a rank is lost. `elastic.run` resumes from the last commit.
+    """Error of a collective after the loss of a rank. `elastic.run` resumes from the last commit.
 
     If it is not caught, the process ends with `exit_code`, so that a launcher can retry the job.
     """
@@ -14,4 +14,4 @@ class HorovodInternalError(CtlError, RuntimeError):
 
 
 class PortInUseError(UsageError):
-    """Error of a rank that cannot listen at its port because another program uses it."""
+    """Error of a rank that cannot listen because another program uses its port."""

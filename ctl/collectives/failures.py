@@ -1,4 +1,4 @@
-"""Exceptions of collectives, with the types that scripts for Horovod catch."""
+"""Exceptions of collectives, with the types that Horovod scripts catch."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ import tensorflow as tf
 from ctl.collectives import contents
 from ctl.collectives.errors import HorovodInternalError
 
-FAILURE_MARK = "ctl.hvd: "  # prefix of messages, to find them in TensorFlow's errors
+FAILURE_MARK = "ctl.hvd: "  # prefix that identifies the messages in TensorFlow's errors
 
 
 class LostRankError(HorovodInternalError, tf.errors.UnknownError):
-    """Error after the loss of a rank or a shutdown. It has both types that scripts for Horovod catch.
+    """Error after the loss of a rank or a shutdown. It has both types that Horovod scripts catch.
 
     Args:
-      arguments: The message, or `(node_def, op, message[, error_code])` as in TensorFlow's errors: Keras
-        creates such an error again to add the name of the layer to its message.
+      *arguments: The message, or `(node_def, op, message[, error_code])` as in TensorFlow's errors. Keras
+        creates a new error with these arguments to add the name of the layer to the message.
     """
 
     def __init__(self, *arguments: Any):
@@ -34,8 +34,8 @@ _TYPES = {
 }
 
 
-def failure(code: str, text: str) -> Exception:
-    """Returns the exception for a code of `requests`, or for "LOST"."""
-    made = _TYPES.get(code)
-    text += contents.said(text)
-    return LostRankError(FAILURE_MARK + text) if made is None else made(None, None, FAILURE_MARK + text)
+def create_exception(code: str, text: str) -> Exception:
+    """Creates the exception for an error code of `requests`, or for "LOST"."""
+    message = FAILURE_MARK + text + contents.describe_tensors(text)
+    error_class = _TYPES.get(code)
+    return LostRankError(message) if error_class is None else error_class(None, None, message)

@@ -14,17 +14,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 _LENGTHS = struct.Struct("<IQ")  # bytes of the header, bytes of the payload
-_MOST_HEADER = 1 << 26
-_AT_ONCE = 1 << 18
-_LOOK_SECS = 0.002
+_MAX_HEADER_BYTES = 1 << 26
+_MAX_BATCH_BYTES = 1 << 18
+_POLL_INTERVAL_SECS = 0.002
 
 
 class Lost(ConnectionError):
-    """The other end of a connection is lost."""
+    """Error of a connection that has failed or that the other end has closed."""
 
 
-def packed_message(header: dict[str, Any], *payload: Any) -> list[Any]:
-    """Returns the buffers of a message in their order."""
+def pack_message(header: dict[str, Any], *payload: Any) -> list[Any]:
+    """Returns the buffers of a message in the order in which they are sent."""
     text = json.dumps(header, separators=(",", ":")).encode()
     buffers = [memoryview(part).cast("B") for part in payload if len(part)]
     size = sum(len(part) for part in buffers)
@@ -32,14 +32,14 @@ def packed_message(header: dict[str, Any], *payload: Any) -> list[Any]:
 
 
 class Inbox:
-    """Buffer of received bytes, which splits them into messages."""
+    """Receive buffer that splits a byte stream into messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
-        self._memory = memoryview(bytearray(_AT_ONCE))
+        self._memory = memoryview(bytearray(_MAX_BATCH_BYTES))
 
     def read(self, sock: socket.socket) -> None:
-        """Reads available bytes from a socket. Raises Lost at the end of the connection."""
+        """Reads available bytes from a socket. Raises Lost if the connection has ended."""
         try:
             count = sock.recv_into(self._memory)
         except (BlockingIOError, InterruptedError):
@@ -51,13 +51,15 @@ class Inbox:
         self._bytes += self._memory[:count]
 
     def messages(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Yields all complete messages as (header, payload)."""
+        """Yields all complete messages as (header, payload) and removes them from the buffer."""
         start = 0
         try:
             while len(self._bytes) - start >= _LENGTHS.size:
                 header_size, payload_size = _LENGTHS.unpack_from(self._bytes, start)
-                if header_size > _MOST_HEADER:
-                    raise Lost(f"a header of {header_size} bytes: not a message of ours")
+                if header_size > _MAX_HEADER_BYTES:
+                    raise Lost(
+                        f"received a header size of {header_size} bytes, which is not a message of ctl.hvd"
+                    )
                 payload_at = start + _LENGTHS.size + header_size
                 end = payload_at + payload_size
                 if len(self._bytes) < end:
@@ -72,10 +74,10 @@ class Inbox:
 
 
 class Channel:
-    """One end of a blocking socket. Several threads may send.
+    """Message channel over a blocking socket. Several threads may send.
 
     Attributes:
-      bytes_sent: Size of all sent messages.
+      bytes_sent: Total size of the sent messages.
     """
 
     def __init__(self, sock: socket.socket):
@@ -84,13 +86,13 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, header: dict[str, Any], *payload: Any) -> None:
-        """Sends a message. Raises Lost if the other end is lost."""
-        parts = packed_message(header, *payload)
+        """Sends a message. Raises Lost if the connection has ended."""
+        parts = pack_message(header, *payload)
         try:
             with self._sending:
                 size = sum(map(len, parts))
                 self.bytes_sent += size
-                if size < _AT_ONCE:
+                if size < _MAX_BATCH_BYTES:
                     self.socket.sendall(b"".join(parts))
                 else:
                     for part in parts:
@@ -99,26 +101,28 @@ class Channel:
             raise Lost(str(e)) from e
 
     def end(self) -> None:
-        """Shuts the connection down after the sent bytes, which wakes a reading thread."""
+        """Shuts down the connection after the sent bytes. A blocked reading thread resumes."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the socket. Called after `end`, when no thread reads it."""
+        """Closes the socket. Call `end` first, and wait until no thread reads from the socket."""
         self.socket.close()
 
 
 def wait_until_received(sockets: Iterable[socket.socket], limit_secs: float) -> None:
-    """Waits until the other ends have acknowledged all sent bytes, at most `limit_secs` seconds.
+    """Waits until the peers have acknowledged all sent bytes, at most `limit_secs` seconds.
 
-    The network of a container is removed at its end, together with unsent bytes.
+    The network of a container is removed at its end, and bytes that are not sent yet are lost.
     """
     deadline, waiting = time.monotonic() + limit_secs, list(sockets)
-    while (waiting := [sock for sock in waiting if _has_unreceived(sock)]) and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECS)
+    while (
+        waiting := [sock for sock in waiting if _has_unacknowledged_bytes(sock)]
+    ) and time.monotonic() < deadline:
+        time.sleep(_POLL_INTERVAL_SECS)
 
 
-def _has_unreceived(sock: socket.socket) -> bool:
+def _has_unacknowledged_bytes(sock: socket.socket) -> bool:
     try:
         poller = select.poll()
         poller.register(sock.fileno(), 0)
@@ -131,7 +135,11 @@ def _has_unreceived(sock: socket.socket) -> bool:
 
 
 class Outbox:
-    """Queue of messages for a non-blocking socket. `bytes_sent` counts the bytes that were sent."""
+    """Queue of messages for a non-blocking socket.
+
+    Attributes:
+      bytes_sent: Number of bytes that the socket has accepted.
+    """
 
     def __init__(self) -> None:
         self.bytes_sent = 0
@@ -141,15 +149,19 @@ class Outbox:
         return bool(self._parts)
 
     def put(self, header: dict[str, Any], *payload: Any) -> None:
-        """Adds a message."""
-        part = b"".join(packed_message(header, *payload))
-        if self._parts and isinstance(self._parts[-1], bytearray) and len(self._parts[-1]) < _AT_ONCE:
+        """Adds a message to the queue."""
+        part = b"".join(pack_message(header, *payload))
+        if (
+            self._parts
+            and isinstance(self._parts[-1], bytearray)
+            and len(self._parts[-1]) < _MAX_BATCH_BYTES
+        ):
             self._parts[-1] += part  # small messages are sent together
         else:
-            self._parts.append(bytearray(part) if len(part) < _AT_ONCE else part)
+            self._parts.append(bytearray(part) if len(part) < _MAX_BATCH_BYTES else part)
 
     def write(self, sock: socket.socket) -> None:
-        """Sends bytes until the socket would block. Raises Lost if the other end is lost."""
+        """Sends queued bytes until the socket would block. Raises Lost if the connection has ended."""
         while self._parts:
             part = self._parts[0]
             try:

@@ -21,11 +21,20 @@ _gradient_by_number: "weakref.WeakValueDictionary[int, _Gradient]" = weakref.Wea
 _Forward = Callable[..., list[Any]]
 
 
-def differentiable(forward: _Forward, backward: _Forward, tensors: Sequence[Any]) -> list[Any]:
-    """Returns `forward(*tensors)`; `backward(outputs, *gradients)` are the gradients of the tensors."""
+def run_with_gradient(forward: _Forward, backward: _Forward, tensors: Sequence[Any]) -> list[Any]:
+    """Calls `forward(*tensors)` and registers its gradient function.
+
+    Args:
+      forward: Returns the outputs.
+      backward: Called with the outputs and their gradients. Returns the gradients of the tensors.
+      tensors: Inputs of `forward`.
+
+    Returns:
+      The outputs of `forward`.
+    """
     if not tf.executing_eagerly() and gradient_recording.can_record_operations():
-        return _add_differentiable(forward, backward, tensors)
-    # the check whether a tape may request gradients is cheaper than the preparation
+        return _add_with_gradient(forward, backward, tensors)
+    # this check is cheaper than the creation of a gradient function
     if tf.executing_eagerly() and not gradient_recording.may_be_recorded():
         return forward(*tensors)
 
@@ -54,12 +63,12 @@ class _Gradient:
         return [None] * count + list(gradients)
 
 
-def _add_differentiable(forward: _Forward, backward: _Forward, tensors: Sequence[Any]) -> list[Any]:
+def _add_with_gradient(forward: _Forward, backward: _Forward, tensors: Sequence[Any]) -> list[Any]:
     graph: Any = tf.compat.v1.get_default_graph()
     with gradient_recording.stop_recording():
         results = forward(*tensors)
         inputs = [*results, *map(tf.convert_to_tensor, tensors)]
-        with graph.gradient_override_map({"IdentityN": _registered_name()}):
+        with graph.gradient_override_map({"IdentityN": _register_gradient()}):
             outputs = tf.raw_ops.IdentityN(input=inputs)
     gradient, number = _Gradient(results, backward), next(_numbers)
     _gradient_by_number[number] = gradient
@@ -72,7 +81,7 @@ def _add_differentiable(forward: _Forward, backward: _Forward, tensors: Sequence
 
 
 @functools.cache
-def _registered_name() -> str:
+def _register_gradient() -> str:
     @tf.RegisterGradient(_NAME)
     def gradient_of_node(operation: Any, *upstream: Any) -> Any:
         return _gradient_by_number[operation.get_attr(_ATTRIBUTE)](*upstream)

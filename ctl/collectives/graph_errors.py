@@ -1,4 +1,4 @@
-"""Conversion of collectives' errors in graphs to the types that they have in eager calls.
+"""Conversion of the errors of collectives in graphs to the types that eager calls raise.
 
 A node that calls Python passes only a message to TensorFlow, which raises UnknownError. The conversion
 runs where TensorFlow creates exceptions from the status of functions and sessions.
@@ -16,26 +16,26 @@ _TYPES: dict[str, Any] = {
     "FailedPreconditionError": tf.errors.FailedPreconditionError,
     "InvalidArgumentError": tf.errors.InvalidArgumentError,
 }
-_OURS = re.compile(rf"(\w+): ({re.escape(FAILURE_MARK)}.*?)(?:\n+Traceback|\n\n|$)", re.DOTALL)
+_COLLECTIVE_ERROR = re.compile(rf"(\w+): ({re.escape(FAILURE_MARK)}.*?)(?:\n+Traceback|\n\n|$)", re.DOTALL)
 
 
-def with_own_type(error: Exception) -> Exception:
+def restore_error_type(error: Exception) -> Exception:
     """Returns the original error of a collective. Errors of other operations are returned unchanged."""
-    found = _OURS.search(str(error)) if isinstance(error, tf.errors.OpError) else None
-    if found is None or isinstance(error, LostRankError):
+    match = _COLLECTIVE_ERROR.search(str(error)) if isinstance(error, tf.errors.OpError) else None
+    if match is None or isinstance(error, LostRankError):
         return error
-    kind, text = found.groups()
-    if kind not in _TYPES:
-        return LostRankError(text)
+    type_name, message = match.groups()
+    if type_name not in _TYPES:
+        return LostRankError(message)
     node, op = getattr(error, "node_def", None), getattr(error, "op", None)
-    return _TYPES[kind](node, op, text)
+    return _TYPES[type_name](node, op, message)
 
 
 def install_graph_errors() -> None:
-    """Installs the conversion. Versions of TensorFlow without these functions raise their own types.
+    """Installs the conversion. Versions of TensorFlow without these functions raise UnknownError.
 
-    Errors on other paths, such as through the elements of a dataset, end the process with the exit code of
-    the original type.
+    Errors on other paths, for example those of a dataset's elements, keep their type. The process then ends
+    with the exit code of the original type.
     """
-    exit_hook.translate_errors(with_own_type)
-    graph_call_errors.translate_graph_errors(with_own_type)
+    exit_hook.translate_errors(restore_error_type)
+    graph_call_errors.translate_graph_errors(restore_error_type)

@@ -1,10 +1,10 @@
 """Fusion of the separate all-reduces of a function while the function is traced.
 
-TensorFlow does not report the end of a trace. The nodes of a fusion therefore have a capacity: inputs
-that hold no tensor yet are empty, and the capacity doubles when all inputs are in use. The results that
-the program already uses get the outputs of the new nodes as their inputs. The old nodes have no reader
-and never run. The number of nodes is linear in the number of tensors. A tensor that depends on a
-result of its predecessors starts a new fusion.
+TensorFlow does not report the end of a trace. The nodes of a fusion therefore have a capacity: unused
+inputs are empty tensors, and the capacity doubles when all inputs are in use. The results that the program
+already uses then read the outputs of the new nodes. The old nodes have no consumer and never run. The
+number of nodes is linear in the number of tensors. A tensor that depends on a result of the fusion starts
+a new fusion.
 """
 
 import abc
@@ -23,7 +23,7 @@ class TracedCollectives:
     """Fusions of a function that is being traced.
 
     Attributes:
-      fusions: Fusions by type, reduction and scale, which further all-reduces may join.
+      fusions: Fusions by type, reduction and scale. Further all-reduces may join them.
       group: Group of ranks of these fusions.
     """
 
@@ -31,15 +31,15 @@ class TracedCollectives:
     group: Any = None
 
     @classmethod
-    def of(cls, graph: Any) -> "TracedCollectives":
-        """Returns the fusions of a graph, which stores them."""
+    def get_or_create(cls, graph: Any) -> "TracedCollectives":
+        """Returns the fusions of a graph. They are stored as an attribute of the graph."""
         if not hasattr(graph, "_ctl_collectives"):
             graph._ctl_collectives = cls()
         return graph._ctl_collectives
 
 
 def can_fuse(graph: Any) -> bool:
-    """Returns True if collectives of the graph can be fused. Graphs of sessions cannot change."""
+    """Returns True if collectives of the graph can be fused. Graphs of sessions are immutable."""
     is_function = isinstance(graph, tf.__internal__.FuncGraph)
     return is_function and graph_inputs.can_update_inputs()
 
@@ -60,11 +60,15 @@ class FusedNodes(abc.ABC):
 
     @abc.abstractmethod
     def add_request(self, joined: tf.Tensor, token: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Adds the node that requests the exchange; returns its number and the handle of its queue."""
+        """Adds the node that requests the exchange.
+
+        Returns:
+          The number of the pending collective, `[]` int64, and the serialized handle of its queue.
+        """
 
     @abc.abstractmethod
     def add_wait(self, handle: tf.Tensor) -> tf.Operation:
-        """Adds the operation that ends when the exchange is complete. It runs in any case."""
+        """Adds an operation that completes with the exchange. It also runs if its result is unused."""
 
     @abc.abstractmethod
     def add_take(
@@ -72,7 +76,8 @@ class FusedNodes(abc.ABC):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Adds the node that takes the result after the signal.
 
-        Returns the result `[n]` and the number of elements of each tensor `[capacity]` int64.
+        Returns:
+          The result, `[n]`, and the number of elements of each tensor, `[capacity]` int64.
         """
 
 
@@ -102,7 +107,7 @@ class GraphFusion:
         self._descendants = _Descendants(graph, self._signal)
 
     def extend(self, name: str, tensor: tf.Tensor) -> tf.Tensor | None:
-        """Returns the result of one more tensor, or None if it cannot join the previous ones."""
+        """Adds a tensor. Returns its result, or None if it cannot join the previous tensors."""
         size = tensor.shape.num_elements() * tensor.dtype.size
         count = len(self._parts)
         if count and (self._num_bytes + size > self._max_bytes or count == _MAX_TENSORS):
@@ -125,7 +130,7 @@ class GraphFusion:
         return result
 
     def _reshape(self, tensor: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
-        """Returns the tensor in another shape; constants of shapes are shared."""
+        """Reshapes a tensor. Equal shapes share one constant."""
         if shape not in self._shape_constants:
             self._shape_constants[shape] = tf.constant(shape, tf.int32)
         return tf.raw_ops.Reshape(tensor=tensor, shape=self._shape_constants[shape])
@@ -151,15 +156,15 @@ class GraphFusion:
 
 
 def _without_shape(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor without its static shape, which `update_input` would not change."""
+    """Removes the static shape of a tensor, because `update_input` does not change it."""
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tf.TensorShape(None))
 
 
 class _Descendants:
-    """Nodes that need the results of a fusion.
+    """Set of the nodes that depend on the results of a fusion.
 
-    This includes the control dependencies that TensorFlow adds at the end of the trace: a node with a side
-    effect runs after all nodes before it, or after the nodes that use the same resource.
+    It includes the control dependencies that TensorFlow adds at the end of the trace. A node with a side
+    effect runs after all previous nodes, or after the nodes that use the same resource.
     """
 
     def __init__(self, graph: Any, root: tf.Operation):
@@ -195,6 +200,6 @@ class _Descendants:
 
 
 def _operations(graph: Any) -> Any:
-    """Returns the nodes of a graph, without a copy of the list where TensorFlow provides it."""
+    """Returns the nodes of a graph, without a copy of the list if TensorFlow provides one."""
     operations = getattr(graph, "operations", None)
     return operations if isinstance(operations, list) else graph.get_operations()

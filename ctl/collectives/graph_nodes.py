@@ -1,9 +1,8 @@
-"""Nodes of a graph that run a collective.
+"""Graph nodes that run a collective.
 
-One node sends the request, a second one waits for the signal of `completion.py`, a third one takes the
-results. Requests keep the order of the program; no node occupies a thread while a collective is in
-flight. The group of ranks is looked up when a node runs, so a traced function outlives a change of
-ranks.
+One node sends the request, a second one waits for the signal of `completion.py`, and a third one takes the
+results. Requests keep the order of the program. No node occupies a thread while a collective is in flight.
+A node looks up the group of ranks when it runs, so a traced function remains valid after a change of ranks.
 """
 
 import math
@@ -49,7 +48,7 @@ def add_collective(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
 
 
 def add_barrier(call: Call) -> tf.Operation:
-    """Adds the nodes of a barrier; the returned operation ends when all ranks have run it."""
+    """Adds the nodes of a barrier. The returned operation completes when all ranks have run it."""
     number, handle = _add_request(call, lambda: call, [], completion.add_session_queue(), stateful=True)
     signal = completion.add_wait(handle)
 
@@ -62,7 +61,7 @@ def add_barrier(call: Call) -> tf.Operation:
 
 
 def _is_small(tensors: Sequence[tf.Tensor]) -> bool:
-    """Returns True if the call has one tensor, which is too small for a separate message."""
+    """Returns True if the call has only one tensor, of at most `_SMALL` bytes."""
     first = tensors[0]
     is_single = len(tensors) == 1 and first.shape.is_fully_defined()
     return is_single and first.shape.num_elements() * first.dtype.size <= _SMALL
@@ -98,11 +97,12 @@ def _add_request(
       call: Collective at the time of tracing.
       current_call: Returns the collective when the node runs.
       tensors: Inputs of the collective.
-      session_queue: Serialized handle of the queue that signals its end, in a session.
-      stateful: Keeps the order of the program and the node, if its results are unused.
+      session_queue: Serialized handle of the queue that signals its end. None in a function.
+      stateful: If True, the node keeps the order of the program, and runs even if its results are unused.
       token: Input that prevents constant folding of a node that is not stateful.
 
-    Returns the number of the pending collective and the serialized handle of its queue.
+    Returns:
+      The number of the pending collective and the serialized handle of its queue.
     """
     count = len(tensors)
 
@@ -110,14 +110,14 @@ def _add_request(
         if session_queue is None:
             signal = _function_signals.acquire()
         else:
-            signal = completion.session_signal(_bytes_of(inputs[count]))
+            signal = completion.session_signal(_to_bytes(inputs[count]))
         pending_call = submit_call(current_call(), inputs[:count])
         number = unclaimed.put(call.name, _SignalledCall(pending_call, signal))
         pending_call.pending.call_when_finished(signal.send)
         return np.int64(number), np.array(signal.handle, object)
 
     inputs = [*tensors, *(t for t in (session_queue, token) if t is not None)]
-    node = tf.numpy_function if _plane_of(call) is None else tensorflow_plane.tensor_function
+    node = tf.numpy_function if _find_plane(call) is None else tensorflow_plane.tensor_function
     number, handle = node(send, inputs, [tf.int64, tf.string], stateful=stateful, name=NODE_NAME)
     number.set_shape([])
     handle.set_shape([])
@@ -137,19 +137,19 @@ def _add_take(
     types: Sequence[Any],
     take: Callable[[Any], list[Any]],
 ) -> list[Any]:
-    """Adds the node that takes the results, after the signal."""
-    node = tf.numpy_function if _plane_of(call) is None else tensorflow_plane.tensor_function
+    """Adds the node that takes the results after the signal."""
+    node = tf.numpy_function if _find_plane(call) is None else tensorflow_plane.tensor_function
     with tf.control_dependencies([signal]):
         results = node(take, [number], list(types), stateful=False)
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
-def _bytes_of(text: Any) -> bytes:
+def _to_bytes(text: Any) -> bytes:
     return text.numpy() if isinstance(text, tf.Tensor) else bytes(text)
 
 
 def _add_joined(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
-    """Adds a collective that concatenates small tensors of one type. Large ones are not copied."""
+    """Adds a collective that concatenates small tensors of one type. Large tensors are not copied."""
     sizes = [tensor.shape.num_elements() for tensor in tensors]
     large = [i for i, t in enumerate(tensors) if sizes[i] * t.dtype.size > _SMALL]
     groups = [[i] for i in large]
@@ -174,12 +174,12 @@ def _add_joined(call: Call, tensors: Sequence[tf.Tensor]) -> list[Any]:
 
 
 def _add_fused(call: Call, tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns the result of a small tensor, fused with those of other calls; None if impossible."""
+    """Fuses a small tensor with the tensors of other calls. Returns its result, or None if impossible."""
     graph = tf.compat.v1.get_default_graph()
     max_bytes = _fusion_threshold(call)
     if not max_bytes or not can_fuse(graph):
         return None
-    traced = TracedCollectives.of(graph)
+    traced = TracedCollectives.get_or_create(graph)
     if traced.group is not call.group:
         traced.group, traced.fusions = call.group, {}
     key = (tensor.dtype, call.op, call.prescale, call.postscale)
@@ -192,7 +192,7 @@ def _add_fused(call: Call, tensor: tf.Tensor) -> tf.Tensor | None:
 
 
 class _FusedCall(FusedNodes):
-    """Nodes of all-reduces that are fused. The number of tensors is final at the end of the trace."""
+    """Nodes of fused all-reduces. The number of tensors is final at the end of the trace."""
 
     def __init__(self, call: Call, dtype: tf.DType):
         super().__init__(dtype)
@@ -226,18 +226,18 @@ class _FusedCall(FusedNodes):
         if self._cached is None or len(self._cached.joined.shapes) != len(self.names):  # type: ignore[union-attr]
             layout = Layout((self.dtype.name,) * len(self.names), tuple(self.shapes))
             is_single = len(self.names) == 1
-            name = self.names[0] if is_single else _joined_name(self.names)
+            name = self.names[0] if is_single else _build_joined_name(self.names)
             names = () if is_single else tuple(self.names)
             self._cached = replace(self._call, name=name, joined=layout, names=names)
         return self._cached
 
 
-def _joined_name(names: Sequence[str]) -> str:
+def _build_joined_name(names: Sequence[str]) -> str:
     return f"{names[0]}, {names[1]}" + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
-def _plane_of(call: Call) -> Any:
-    """Returns the plane that transfers tensors directly; None without one and before `init`."""
+def _find_plane(call: Call) -> Any:
+    """Returns the additional data plane, or None if there is none or before `init`."""
     try:
         return call.group.members().engine.plane
     except (ValueError, tf.errors.InvalidArgumentError):
@@ -245,7 +245,7 @@ def _plane_of(call: Call) -> Any:
 
 
 def _fusion_threshold(call: Call) -> int:
-    """Returns the maximum number of bytes to fuse; 0 before `init`."""
+    """Returns the maximum size of a fused message (bytes), or 0 before `init`."""
     try:
         return call.group.members().engine.settings.fusion_threshold
     except (ValueError, tf.errors.InvalidArgumentError):

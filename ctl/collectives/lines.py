@@ -1,14 +1,14 @@
-"""Detection of eager calls without a name that are paired with calls in other lines of the program.
+"""Detection of unnamed eager calls that are paired with calls in other lines of the program.
 
 Calls without a name are paired by their kind and order. If one rank makes an additional call, all later
-ones are paired wrongly, and with equal shapes no other check detects it. Ranks may call one collective
-from different lines (`if rank == 0: ... else: ...`). But if all ranks have once called it in the same line,
-a pair of that line with another one is an error.
+calls are paired incorrectly, and with equal shapes no other check detects it. Ranks may call one collective
+from different lines (`if rank == 0: ... else: ...`). However, if all ranks have once called it in the same
+line, a pair of that line with another line is an error.
 """
 
 from collections.abc import Mapping
 
-from ctl.collectives.requests import FAILED_PRECONDITION, Request, ranks_named
+from ctl.collectives.requests import FAILED_PRECONDITION, Request, format_ranks
 
 
 class Lines:
@@ -17,8 +17,8 @@ class Lines:
     def __init__(self) -> None:
         self._common: set[tuple[int, str, str]] = set()
 
-    def fault(self, requests: Mapping[int, Request]) -> tuple[str, str] | None:
-        """Returns the error of all ranks' requests for one name as (code, message), or None."""
+    def find_error(self, requests: Mapping[int, Request]) -> tuple[str, str] | None:
+        """Checks the requests of all ranks for one name. Returns the error (code, message), or None."""
         first = next(iter(requests.values()))
         lines = {rank: request.line for rank, request in sorted(requests.items())}
         if not all(lines.values()):
@@ -32,8 +32,9 @@ class Lines:
         by_line: dict[str, list[int]] = {}
         for rank, line in lines.items():
             by_line.setdefault(line, []).append(rank)
-        told = "; ".join(f"{ranks_named(ranks)} in {line}" for line, ranks in by_line.items())
+        ranks_and_lines = "; ".join(f"{format_ranks(ranks)} in {line}" for line, ranks in by_line.items())
         return FAILED_PRECONDITION, (
-            f"{first.name}: ranks are in different lines of the program: {told}. One of them has made a "
-            "call more than the others, or less. If these calls belong together, give them the same name=."
+            f"{first.name}: ranks are in different lines of the program: {ranks_and_lines}. A rank has "
+            "made one call more or fewer than the other ranks. If these calls belong together, pass the "
+            "same name= to them."
         )

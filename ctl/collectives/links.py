@@ -1,7 +1,7 @@
 """Links between two ranks, over a socket or over shared memory.
 
-A link sends one message and receives one message at a time; both ends agree beforehand on the sizes.
-The caller (`Mesh`) polls its socket.
+A link sends one message and receives one message at a time. Both ends determine the sizes in advance. The
+caller (`Mesh`) polls the socket of the link.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from ctl.collectives.frames import Lost
 
-CHUNK = 1 << 19  # bytes that are passed to a consumer at once; fits into a processor's cache
+CHUNK = 1 << 19  # bytes that are passed to a consumer in one call; fits into the processor's cache
 Consume = Callable[[int, np.ndarray], None]  # (offset in the message, received bytes)
 
-_MOST_VIEWS = 64  # of one system call
-_SLOTS = 4  # of shared memory, in each direction
-_MOST_UNREPORTED = 2  # emptied slots that are reported together: each message wakes the other end
+_MAX_VIEWS = 64  # per system call
+_SLOTS = 4  # number of slots of shared memory, in each direction
+_MAX_UNREPORTED = 2  # emptied slots per notification, because each one wakes the other process
 _FILLED, _EMPTIED = b"F", b"E"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _TOKEN_BYTES = 32
@@ -59,18 +59,18 @@ class SocketLink:
         return self._received == self._size
 
     @property
-    def wants_write(self) -> bool:
+    def needs_write(self) -> bool:
         """True if the socket should be polled for writing."""
         return bool(self._views)
 
     @property
-    def wants_read(self) -> bool:
+    def needs_read(self) -> bool:
         """True if the socket should be polled for reading."""
         return self._received < self._size
 
     def send(self, views: Iterable[np.ndarray]) -> None:
         """Starts to send a message, the concatenation of arrays that must not change until `is_sent`."""
-        self._views = deque(_raw(view) for view in views if view.size)
+        self._views = deque(_to_memoryview(view) for view in views if view.size)
         if self._views:
             self.write()
 
@@ -79,7 +79,7 @@ class SocketLink:
         self._received, self._filled, self._size, self._consume = 0, 0, size, consume
         if consume is not None and not self._scratch.size and size:
             self._scratch = np.empty(CHUNK, np.uint8)
-        self._target = memoryview(b"") if into is None else _raw(into)
+        self._target = memoryview(b"") if into is None else _to_memoryview(into)
 
     def read(self) -> None:
         """Reads all available bytes. Raises Lost if the connection has ended."""
@@ -104,7 +104,7 @@ class SocketLink:
     def write(self) -> None:
         """Writes until the socket would block. Raises Lost if the connection has ended."""
         while self._views:
-            first_views = [self._views[i] for i in range(min(len(self._views), _MOST_VIEWS))]
+            first_views = [self._views[i] for i in range(min(len(self._views), _MAX_VIEWS))]
             try:
                 count = self.socket.sendmsg(first_views)
             except (BlockingIOError, InterruptedError):
@@ -121,7 +121,7 @@ class SocketLink:
         self.socket.close()
 
     def _receive_into(self, buffer: memoryview) -> int:
-        """Returns the number of bytes that were received, 0 if the socket would block."""
+        """Returns the number of received bytes, or 0 if the socket would block."""
         try:
             count = self.socket.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
@@ -134,12 +134,12 @@ class SocketLink:
 
 
 class MemoryLink:
-    """A link over shared memory. The socket carries notifications of filled and emptied slots only.
+    """A link over shared memory. The socket transfers only notifications of filled and emptied slots.
 
     Args:
       sock: A connection to the other end, which becomes non-blocking.
-      rank: Rank of the other end.
-      memory: `memory_size()` bytes shared by both ends.
+      rank: Rank of the other end, for errors.
+      memory: `memory_size()` bytes that both ends share.
       is_first: True if this end writes the first half of the memory.
     """
 
@@ -169,12 +169,12 @@ class MemoryLink:
         return self._received == self._size
 
     @property
-    def wants_write(self) -> bool:
+    def needs_write(self) -> bool:
         """True if the socket should be polled for writing."""
         return False
 
     @property
-    def wants_read(self) -> bool:
+    def needs_read(self) -> bool:
         """True if the socket should be polled for reading."""
         return bool(self._unsent) or self._received < self._size
 
@@ -206,7 +206,7 @@ class MemoryLink:
         self.write()
 
     def write(self) -> None:
-        """Copies the remaining bytes of the outgoing message into free slots."""
+        """Copies bytes of the outgoing message into free slots and notifies the other end."""
         while self._unsent and self._free:
             slot, size = self._outgoing[self._next_outgoing], min(CHUNK, self._unsent)
             filled = 0
@@ -226,7 +226,7 @@ class MemoryLink:
             self._unreported = 0
 
     def close(self) -> None:
-        """Closes the connection. The memory is released with its last reference."""
+        """Closes the connection. The last reference releases the memory."""
         self.socket.close()
 
     def _read_full_slots(self) -> None:
@@ -241,7 +241,7 @@ class MemoryLink:
             self._full -= 1
             self._next_incoming = (self._next_incoming + 1) % _SLOTS
             self._unreported += 1
-            if self._unreported == _MOST_UNREPORTED:
+            if self._unreported == _MAX_UNREPORTED:
                 with contextlib.suppress(Lost):  # the other end may have closed after its last message
                     self._notify(_EMPTIED * self._unreported)
                 self._unreported = 0
@@ -260,7 +260,7 @@ Link = SocketLink | MemoryLink
 
 
 def memory_size() -> int:
-    """Returns the size of the shared memory of two ranks (bytes)."""
+    """Returns the size of the memory that two ranks share (bytes)."""
     return 2 * _SLOTS * CHUNK
 
 
@@ -277,21 +277,29 @@ class SharedMemory:
             self.memory[:_TOKEN_BYTES] = self._token
 
     def offer(self) -> dict[str, Any]:
-        """Returns the argument of `opened_memory` in the other process, {} without memory files."""
+        """Returns the argument for `open_memory` in the other process, or {} without memory files."""
         if self.memory is None:
             return {}
-        return {**_machine(), "pid": os.getpid(), "file": self._file, "token": self._token.hex()}
+        return {
+            **_read_machine_identifiers(),
+            "pid": os.getpid(),
+            "file": self._file,
+            "token": self._token.hex(),
+        }
 
     def release(self) -> None:
-        """Closes the file, when the other process has opened it or has refused."""
+        """Closes the file. Call this after the other process has opened or rejected it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
-def opened_memory(offer: dict[str, Any]) -> mmap.mmap | None:
-    """Returns the memory that another process offers, or None if this process cannot open it."""
-    if not offer or {name: offer.get(name) for name in _machine()} != _machine():
+def open_memory(offer: dict[str, Any]) -> mmap.mmap | None:
+    """Maps the memory that another process offers. Returns None if this process cannot open it."""
+    if (
+        not offer
+        or {name: offer.get(name) for name in _read_machine_identifiers()} != _read_machine_identifiers()
+    ):
         return None
     try:
         name = f"/proc/{int(offer['pid'])}/fd/{int(offer['file'])}"
@@ -310,13 +318,13 @@ def opened_memory(offer: dict[str, Any]) -> mmap.mmap | None:
     return memory if memory[:_TOKEN_BYTES] == bytes.fromhex(offer["token"]) else None
 
 
-def _machine() -> dict[str, str]:
-    """Returns identifiers that are equal in processes with a common /proc."""
+def _read_machine_identifiers() -> dict[str, str]:
+    """Returns identifiers that are equal in processes that share /proc."""
     identifiers = {"boot": "", "processes": ""}
     with contextlib.suppress(OSError):
         identifiers = {"boot": _BOOT.read_text().strip(), "processes": os.readlink("/proc/self/ns/pid")}
     return identifiers
 
 
-def _raw(array: np.ndarray) -> memoryview:
+def _to_memoryview(array: np.ndarray) -> memoryview:
     return array.view(np.uint8).data if array.size else memoryview(b"")

@@ -1,4 +1,4 @@
-"""Exchange of large tensors between ranks: each rank sends to one rank while it receives from another."""
+"""Exchange of large tensors: each rank sends to one rank while it receives from another."""
 
 import json
 import mmap
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from ctl.collectives.frames import Lost
-from ctl.collectives.links import Consume, Link, MemoryLink, SharedMemory, SocketLink, opened_memory
+from ctl.collectives.links import Consume, Link, MemoryLink, SharedMemory, SocketLink, open_memory
 from ctl.collectives.settings import Settings
 
 _WAKE_SECS = 1.0
@@ -26,13 +26,14 @@ class Mesh:
       rank: Rank of this process.
       peers: Rank -> connected socket.
       control: Socket that is also polled during an exchange.
-      pump: Reads `control`. Raises to end an exchange, and returns False at the end of the connection.
-      tick: Called after each poll.
+      receive_control: Reads `control`. Raises an error to end the exchange. Returns False if the connection
+        has ended.
+      on_poll: Called after each poll.
       settings: Timeouts of an exchange without progress.
 
     Attributes:
       bytes_sent: Bytes sent to other ranks, over sockets or shared memory.
-      moved_at: Monotonic time of the last transfer.
+      last_transfer_at: `time.monotonic()` of the last transfer.
     """
 
     def __init__(
@@ -40,67 +41,77 @@ class Mesh:
         rank: int,
         peers: Mapping[int, socket.socket],
         control: socket.socket,
-        pump: Callable[[], bool],
-        tick: Callable[[], None],
+        receive_control: Callable[[], bool],
+        on_poll: Callable[[], None],
         settings: Settings,
     ):
         self._control: socket.socket | None = control
-        self._pump = pump
-        self._tick = tick
+        self._receive_control = receive_control
+        self._on_poll = on_poll
         self._settings = settings
-        self.bytes_sent, self.moved_at = 0, time.monotonic()
+        self.bytes_sent, self.last_transfer_at = 0, time.monotonic()
         self._links = _create_links(rank, peers, shares=settings.shares_memory)
 
     @property
     def paths(self) -> dict[int, str]:
-        """Rank -> "memory" or "tcp"."""
+        """Data path by rank: "memory" or "tcp"."""
         return {r: "memory" if isinstance(k, MemoryLink) else "tcp" for r, k in self._links.items()}
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """The connections to the other ranks."""
+        """Connections to the other ranks."""
         return [link.socket for link in self._links.values()]
 
     def exchange(
         self,
-        to: int,
-        out: Sequence[np.ndarray],
+        destination: int,
+        arrays: Sequence[np.ndarray],
         source: int,
         size: int,
-        into: np.ndarray | None = None,
+        target: np.ndarray | None = None,
         consume: Consume | None = None,
     ) -> None:
-        """Sends concatenated arrays to one rank and receives `size` bytes from another.
+        """Sends arrays to one rank and receives from another. Blocks until both messages are complete.
 
-        Received bytes are written into the array `into`, or passed to `consume` in chunks. Both ends
-        specify the same size. Raises Lost, with the rank as its second argument, if a connection ends.
+        Args:
+          destination: Rank to send to.
+          arrays: The message is their concatenation.
+          source: Rank to receive from.
+          size: Size of the received message (bytes). The sender specifies the same size.
+          target: Array for the received bytes, or None.
+          consume: Function that gets the received bytes in chunks, or None.
+
+        Raises:
+          Lost: If a connection ends or stalls. The second argument is the rank.
         """
-        sender, receiver = self._links[to], self._links[source]
-        receiver.receive(size, into, consume)
-        sender.send(out)
-        self.bytes_sent += sum(array.nbytes for array in out)
+        sender, receiver = self._links[destination], self._links[source]
+        receiver.receive(size, target, consume)
+        sender.send(arrays)
+        self.bytes_sent += sum(array.nbytes for array in arrays)
         links = {sender, receiver}
-        self.moved_at = warned_at = time.monotonic()
+        self.last_transfer_at = warned_at = time.monotonic()
         while not (sender.is_sent and receiver.is_received):
             poller = self._poller(links)
             control = -1 if self._control is None else self._control.fileno()
-            wants = {k: (k.wants_read, k.wants_write) for k in links}
-            while wants == {k: (k.wants_read, k.wants_write) for k in links}:
-                ready = dict(poller.poll(1000 * _WAKE_SECS))
-                self._tick()
-                if control in ready and not self._pump():
+            initial_needs = {k: (k.needs_read, k.needs_write) for k in links}
+            while initial_needs == {k: (k.needs_read, k.needs_write) for k in links}:
+                events_by_descriptor = dict(poller.poll(1000 * _WAKE_SECS))
+                self._on_poll()
+                if control in events_by_descriptor and not self._receive_control():
                     poller.unregister(control)
                     self._control = None
                 for link in links:
-                    events = ready.get(link.socket.fileno(), 0)
-                    if events & ~select.POLLOUT and link.wants_read:
+                    events = events_by_descriptor.get(link.socket.fileno(), 0)
+                    if events & ~select.POLLOUT and link.needs_read:
                         link.read()
-                    if events & ~select.POLLIN and link.wants_write:
+                    if events & ~select.POLLIN and link.needs_write:
                         link.write()
-                if ready.keys() - {control}:
-                    self.moved_at = time.monotonic()
-                elif not ready:
-                    warned_at = self._check_stall(warned_at, to if receiver.is_received else source)
+                if events_by_descriptor.keys() - {control}:
+                    self.last_transfer_at = time.monotonic()
+                elif not events_by_descriptor:
+                    warned_at = self._check_stall(
+                        warned_at, destination if receiver.is_received else source
+                    )
 
     def _poller(self, links: set[Link]) -> select.poll:
         """Returns a poller of `links` and `control`. `select.select` is limited to 1024 descriptors."""
@@ -108,7 +119,7 @@ class Mesh:
         if self._control is not None:
             poller.register(self._control.fileno(), select.POLLIN)
         for link in links:
-            events = select.POLLIN * link.wants_read | select.POLLOUT * link.wants_write
+            events = select.POLLIN * link.needs_read | select.POLLOUT * link.needs_write
             if events:
                 poller.register(link.socket.fileno(), events)
         return poller
@@ -119,39 +130,39 @@ class Mesh:
             link.close()
 
     def _check_stall(self, warned_at: float, rank: int) -> float:
-        """Raises Lost or logs a warning after a timeout. Returns the time of the last warning."""
-        now, moved_at, settings = time.monotonic(), self.moved_at, self._settings
-        if settings.stall_shutdown and now - moved_at > settings.stall_shutdown:
+        """Logs a warning or raises Lost after a timeout. Returns the time of the last warning."""
+        now_secs, last_transfer_at, settings = time.monotonic(), self.last_transfer_at, self._settings
+        if settings.stall_shutdown and now_secs - last_transfer_at > settings.stall_shutdown:
             raise Lost(
-                f"no bytes to or from it for {now - moved_at:.0f} s, in the middle of a collective; "
-                f"{settings.stall_name}",
+                f"no data was exchanged with it for {now_secs - last_transfer_at:.0f} s during a "
+                f"collective; {settings.stall_name}",
                 rank,
             )
-        if settings.stall_warning and now - max(moved_at, warned_at) > settings.stall_warning:
+        if settings.stall_warning and now_secs - max(last_transfer_at, warned_at) > settings.stall_warning:
             print(
-                f"hvd: no bytes to or from rank {rank} since {now - moved_at:.0f} s, in the middle of "
-                "a collective",
+                f"hvd: no data was exchanged with rank {rank} for {now_secs - last_transfer_at:.0f} s "
+                "during a collective",
                 file=sys.stderr,
                 flush=True,
             )
-            return now
+            return now_secs
         return warned_at
 
 
 def _create_links(rank: int, peers: Mapping[int, socket.socket], *, shares: bool) -> dict[int, Link]:
-    """Returns a link to each rank. The lower rank of a pair offers memory, the higher one may open it."""
+    """Creates a link to each peer. The lower rank of a pair offers memory, and the higher rank opens it."""
     offered = {peer: SharedMemory() for peer in peers if peer > rank and shares}
     links: dict[int, Link] = {}
     try:
         for peer in (peer for peer in peers if peer > rank):
-            _send_message(peers[peer], offered[peer].offer() if peer in offered else {}, peer)
+            _send_hello(peers[peer], offered[peer].offer() if peer in offered else {}, peer)
         for peer in (peer for peer in peers if peer < rank):
-            offer = _receive_message(peers[peer], peer)
-            memory = opened_memory(offer) if shares else None
-            _send_message(peers[peer], {"sees": memory is not None}, peer)
+            offer = _receive_hello(peers[peer], peer)
+            memory = open_memory(offer) if shares else None
+            _send_hello(peers[peer], {"sees": memory is not None}, peer)
             links[peer] = _create_link(peers[peer], peer, memory, is_first=False)
         for peer in (peer for peer in peers if peer > rank):
-            is_open = _receive_message(peers[peer], peer)["sees"]
+            is_open = _receive_hello(peers[peer], peer)["sees"]
             memory = offered[peer].memory if is_open else None
             links[peer] = _create_link(peers[peer], peer, memory, is_first=True)
     finally:
@@ -164,14 +175,14 @@ def _create_link(sock: socket.socket, peer: int, memory: mmap.mmap | None, *, is
     return SocketLink(sock, peer) if memory is None else MemoryLink(sock, peer, memory, is_first=is_first)
 
 
-def _send_message(sock: socket.socket, message: Mapping[str, Any], peer: int) -> None:
+def _send_hello(sock: socket.socket, message: Mapping[str, Any], peer: int) -> None:
     try:
         sock.sendall(json.dumps(message).encode().ljust(_HELLO_BYTES))
     except OSError as e:
         raise Lost(str(e), peer) from e
 
 
-def _receive_message(sock: socket.socket, peer: int) -> dict[str, Any]:
+def _receive_hello(sock: socket.socket, peer: int) -> dict[str, Any]:
     received = b""
     sock.settimeout(_HELLO_SECS)
     try:

@@ -7,17 +7,19 @@ from typing import Any
 from ctl.collectives import inline, requests
 from ctl.collectives.frames import Outbox
 from ctl.collectives.lines import Lines
-from ctl.collectives.requests import FAILED_PRECONDITION, Request, ranks_named
+from ctl.collectives.requests import FAILED_PRECONDITION, Request, format_ranks
 from ctl.collectives.settings import Settings
 from ctl.collectives.table import Round, Table
 from ctl.collectives.timeline import Timeline
 
-_LOOK_SECS = 0.25  # messages may arrive a thousand times as often
-_HINT = "Do all ranks run as many steps, the same branches, and stop at the same time?"
+_POLL_INTERVAL_SECS = 0.25  # messages may arrive a thousand times more often
+_HINT = (
+    "Check that all ranks run the same number of steps and the same branches, and stop at the same time."
+)
 
 
-class Agreement:
-    """Decisions of the coordinator. Not thread-safe.
+class Negotiation:
+    """State of the coordinator, which decides on the responses to requests. Not thread-safe.
 
     Args:
       size: Number of ranks.
@@ -26,224 +28,239 @@ class Agreement:
 
     Attributes:
       outboxes: Rank -> messages to send.
-      gone: Rank -> reason of its end.
+      departed: Rank that has left or is lost -> reason.
     """
 
     def __init__(self, size: int, settings: Settings, timeline: Timeline):
         self.outboxes = {rank: Outbox() for rank in range(size)}
-        self.gone: dict[int, str] = {}
+        self.departed: dict[int, str] = {}
         self._settings = settings
         self._timeline = timeline
         self._table = Table(size)
         self._lines = Lines()
         self._complete: list[Round] = []
-        self._last_request_at = self._looked_at = time.monotonic()
+        self._last_request_at = self._last_check_at = time.monotonic()
 
-    def ask(self, rank: int, request: Request, payload: bytes) -> None:
-        """Adds a request of a rank."""
+    def add_request(self, rank: int, request: Request, payload: bytes) -> None:
+        """Adds a request of a rank. `payload` contains the data of an inline request."""
         self._last_request_at = time.monotonic()
-        self._timeline.asked(request.name, request.kind, rank)
+        self._timeline.record_request(request.name, request.kind, rank)
         if request.process_set not in self._table.sets:
-            text = f"{request.name}: there is no process set {request.process_set} any more."
-            self._refuse(rank, request, FAILED_PRECONDITION, text)
+            message = f"{request.name}: process set {request.process_set} has been removed."
+            self._send_error(rank, request, FAILED_PRECONDITION, message)
             return
-        rounds, is_split = self._table.conflicts(request)
-        for found in rounds:
-            self._table.drop(found)
-        for found in rounds:
-            self._split(found)
+        rounds_to_split, is_split = self._table.find_conflicts(request)
+        for round_to_split in rounds_to_split:
+            self._table.drop(round_to_split)
+        for round_to_split in rounds_to_split:
+            self._split_round(round_to_split)
         if is_split:
-            self._split_one(rank, request, payload)
+            self._split_request(rank, request, payload)
         else:
-            self._put(rank, request, payload)
+            self._add_to_round(rank, request, payload)
 
-    def _put(self, rank: int, request: Request, payload: bytes) -> None:
-        done = self._table.put(rank, request, payload)
-        if done is not None:
-            self._complete.append(done)
-        elif self.gone:
-            self._fail_what_needs_the_gone()
+    def _add_to_round(self, rank: int, request: Request, payload: bytes) -> None:
+        complete_round = self._table.put(rank, request, payload)
+        if complete_round is not None:
+            self._complete.append(complete_round)
+        elif self.departed:
+            self._fail_rounds_of_departed()
 
-    def _split(self, found: Round) -> None:
-        """Replaces a fused collective by separate ones on the ranks that have requested it."""
-        for rank, request in found.requests.items():
-            self._split_one(rank, request, found.payloads[rank])
+    def _split_round(self, fused_round: Round) -> None:
+        """Replaces a fused collective with separate ones on the ranks that have requested it."""
+        for rank, request in fused_round.requests.items():
+            self._split_request(rank, request, fused_round.payloads[rank])
 
-    def _split_one(self, rank: int, request: Request, payload: bytes) -> None:
+    def _split_request(self, rank: int, request: Request, payload: bytes) -> None:
         self.outboxes[rank].put({"type": "split", "id": request.id})
-        start = 0
+        offset = 0
         for part in request.parts():
             size = part.sizes[0]
-            self._put(rank, part, payload[start : start + size])
-            start += size
+            self._add_to_round(rank, part, payload[offset : offset + size])
+            offset += size
 
-    def leave(self, rank: int, how: str) -> None:
-        """Removes a rank. `how` contains "died" unless the rank has announced its shutdown.
+    def remove_rank(self, rank: int, reason: str) -> None:
+        """Removes a rank. `reason` contains "died" unless the rank has announced its shutdown.
 
-        A rank that shuts down takes part in the collectives that are already complete, and is released
-        afterwards. If it is rank 0, the other ranks are notified that its process may end. This must not
-        fail collectives that are already scheduled.
+        A rank that shuts down first executes the collectives that all ranks have requested, and is released
+        afterwards. If it is rank 0, the other ranks are notified that its process may end. Collectives that
+        are already scheduled must not fail.
         """
-        if "died" in how:
-            self.gone[rank] = how
-            self.tell_lost(rank, f"rank {rank} {how}")
+        if "died" in reason:
+            self.departed[rank] = reason
+            self.notify_lost_rank(rank, f"rank {rank} {reason}")
         else:
-            self.answer()
-            self.gone[rank] = how
+            self.send_responses()
+            self.departed[rank] = reason
             self.outboxes[rank].put({"type": "left"})
-            for other in self.outboxes.keys() - self.gone.keys() if rank == 0 else ():
+            for other in self.outboxes.keys() - self.departed.keys() if rank == 0 else ():
                 self.outboxes[other].put({"type": "ending"})
-        self.answer()
-        self._fail_what_needs_the_gone()
+        self.send_responses()
+        self._fail_rounds_of_departed()
 
-    def tell_lost(self, rank: int, why: str) -> None:
-        """Notifies all remaining ranks that the group has failed. They abort their collectives."""
+    def notify_lost_rank(self, rank: int, error_message: str) -> None:
+        """Notifies all remaining ranks of a lost rank. They abort their collectives."""
         for other, outbox in self.outboxes.items():
-            if other not in self.gone:
-                outbox.put({"type": "lost", "rank": rank, "why": why})
+            if other not in self.departed:
+                outbox.put({"type": "lost", "rank": rank, "why": error_message})
 
-    def answer(self) -> None:
-        """Sends the responses of all complete rounds, in the order of their completion."""
-        complete, self._complete = self._complete, []
+    def send_responses(self) -> None:
+        """Sends the responses of all complete rounds in the order of their completion."""
+        complete_rounds, self._complete = self._complete, []
         batch: list[Round] = []
-        size = 0
-        for found in complete:
-            self._timeline.agreed(found.name)
-            ranks = self._table.sets.get(found.process_set, ())
-            fault = requests.fault(ranks, found.requests) or self._lines.fault(found.requests)
-            gone = [rank for rank in ranks if rank in self.gone]
-            if fault and found.any_request.names:
-                self._split(found)  # the error is reported for the affected tensors only
-                self.answer()
-            elif fault:
-                self._fail(found, *fault)
-            elif found.any_request.kind.endswith("process_set"):
-                self._change_sets(found)
-            elif found.is_inline:
-                self._answer_inline(ranks, found)
-            elif gone:  # it has left after its request, before the last request
-                self._fail_for(gone, found)
+        batch_bytes = 0
+        for current_round in complete_rounds:
+            self._timeline.record_agreement(current_round.name)
+            ranks = self._table.sets.get(current_round.process_set, ())
+            error = requests.find_error(ranks, current_round.requests)
+            error = error or self._lines.find_error(current_round.requests)
+            departed_members = [rank for rank in ranks if rank in self.departed]
+            if error and current_round.any_request.names:
+                self._split_round(current_round)  # the error is reported for the affected tensors only
+                self.send_responses()
+            elif error:
+                self._fail_round(current_round, *error)
+            elif current_round.any_request.kind.endswith("process_set"):
+                self._change_sets(current_round)
+            elif current_round.is_inline:
+                self._send_inline_results(ranks, current_round)
+            elif departed_members:  # a rank has left between its own request and the last request
+                self._fail_for_departed(departed_members, current_round)
             else:
-                more = found.any_request.size
-                if batch and not self._fits(batch[0], found, size + more):
-                    self._begin(batch)
-                    batch, size = [], 0
-                batch.append(found)
-                size += more
+                num_bytes = current_round.any_request.size
+                if batch and not self._can_fuse(batch[0], current_round, batch_bytes + num_bytes):
+                    self._schedule_batch(batch)
+                    batch, batch_bytes = [], 0
+                batch.append(current_round)
+                batch_bytes += num_bytes
         if batch:
-            self._begin(batch)
+            self._schedule_batch(batch)
 
-    def look_for_stalls(self) -> None:
-        """Logs warnings about overdue collectives, and ends them after their timeout."""
-        now = time.monotonic()
-        if now - self._looked_at < _LOOK_SECS:
+    def check_stalls(self) -> None:
+        """Logs overdue collectives and deadlocks, and fails them after their timeouts."""
+        now_secs = time.monotonic()
+        if now_secs - self._last_check_at < _POLL_INTERVAL_SECS:
             return
-        self._looked_at = now
-        order = self._settings.order_timeout
-        if order and now - self._last_request_at > order:
-            for rounds in list(self._table.at_odds()):
-                is_eager = all(r.is_eager for found in rounds for r in found.requests.values())
-                if is_eager or now - self._last_request_at > 3 * order:
-                    self._fail_at_odds(rounds)
-        warn, shut = self._settings.stall_warning, self._settings.stall_shutdown
-        waiting = [r for r in self._table.waiting() if not r.requests.keys() <= self.gone.keys()]
-        late = [r for r in waiting if warn and now - max(r.since, r.warned_at) > warn]
-        if late:
-            _warn(self._table, late, now)
-        for found in self._table.waiting():
-            if shut and now - found.since > shut:
-                missing = ranks_named(self._table.missing(found))
-                limit = f"{shut:g} s ({self._settings.stall_name})"
-                text = f"{found.any_request}: {missing} did not ask for it within {limit}."
-                self._fail(found, "LOST", text)
+        self._last_check_at = now_secs
+        order_timeout = self._settings.order_timeout
+        if order_timeout and now_secs - self._last_request_at > order_timeout:
+            for rounds in list(self._table.find_deadlocks()):
+                is_eager = all(r.is_eager for one_round in rounds for r in one_round.requests.values())
+                if is_eager or now_secs - self._last_request_at > 3 * order_timeout:
+                    self._fail_deadlock(rounds)
+        warning_secs, shutdown_secs = self._settings.stall_warning, self._settings.stall_shutdown
+        incomplete_rounds = [
+            r for r in self._table.list_incomplete() if not r.requests.keys() <= self.departed.keys()
+        ]
+        overdue_rounds = [
+            r for r in incomplete_rounds if now_secs - max(r.since, r.warned_at) > warning_secs
+        ]
+        if warning_secs and overdue_rounds:
+            _log_overdue(self._table, overdue_rounds, now_secs)
+        for pending_round in self._table.list_incomplete():
+            if shutdown_secs and now_secs - pending_round.since > shutdown_secs:
+                missing = format_ranks(self._table.find_missing_ranks(pending_round))
+                limit = f"{shutdown_secs:g} s ({self._settings.stall_name})"
+                message = f"{pending_round.any_request}: {missing} did not request it within {limit}."
+                self._fail_round(pending_round, "LOST", message)
 
-    def _fail_what_needs_the_gone(self) -> None:
-        for found in self._table.waiting():
-            gone = [r for r in self._table.missing(found) if r in self.gone]
-            if gone:
-                self._fail_for(gone, found)
+    def _fail_rounds_of_departed(self) -> None:
+        for pending_round in self._table.list_incomplete():
+            departed_members = [
+                r for r in self._table.find_missing_ranks(pending_round) if r in self.departed
+            ]
+            if departed_members:
+                self._fail_for_departed(departed_members, pending_round)
 
-    def _fail_for(self, gone: list[int], found: Round) -> None:
-        how = self.gone[gone[0]]
-        hint = "." if "died" in how else f": its script has ended, or failed. {_HINT}"
-        self._fail(found, "LOST", f"{found.any_request}: {ranks_named(gone)} {how}{hint}")
+    def _fail_for_departed(self, departed_members: list[int], failed_round: Round) -> None:
+        reason = self.departed[departed_members[0]]
+        hint = "." if "died" in reason else f": its script has ended or failed. {_HINT}"
+        message = f"{failed_round.any_request}: {format_ranks(departed_members)} {reason}{hint}"
+        self._fail_round(failed_round, "LOST", message)
 
-    def _fail(self, found: Round, code: str, text: str) -> None:
-        if found in self._table.waiting():
-            self._table.drop(found)
-        for rank, request in found.requests.items():
-            self._refuse(rank, request, code, text)
+    def _fail_round(self, failed_round: Round, code: str, message: str) -> None:
+        if failed_round in self._table.list_incomplete():
+            self._table.drop(failed_round)
+        for rank, request in failed_round.requests.items():
+            self._send_error(rank, request, code, message)
 
-    def _refuse(self, rank: int, request: Request, code: str, text: str) -> None:
-        self.outboxes[rank].put({"type": "error", "id": request.id, "code": code, "text": text})
+    def _send_error(self, rank: int, request: Request, code: str, message: str) -> None:
+        self.outboxes[rank].put({"type": "error", "id": request.id, "code": code, "text": message})
 
-    def _answer_inline(self, ranks: tuple[int, ...], found: Round) -> None:
-        everyone = [found.requests[rank] for rank in ranks]
-        for rank, buffers in inline.answers(ranks, found.requests, found.payloads).items():
-            header = {"type": "result", "id": found.requests[rank].id, **_apart(everyone)}
+    def _send_inline_results(self, ranks: tuple[int, ...], complete_round: Round) -> None:
+        ordered_requests = [complete_round.requests[rank] for rank in ranks]
+        varying_fields = _collect_varying_fields(ordered_requests)
+        results = inline.execute_inline(ranks, complete_round.requests, complete_round.payloads)
+        for rank, buffers in results.items():
+            header = {"type": "result", "id": complete_round.requests[rank].id, **varying_fields}
             if len(buffers) > 1:
                 header["sizes"] = [len(buffer) for buffer in buffers]
             self.outboxes[rank].put(header, *buffers)
 
-    def _change_sets(self, found: Round) -> None:
-        first = found.any_request
+    def _change_sets(self, complete_round: Round) -> None:
+        first = complete_round.any_request
         if first.kind == "add_process_set":
             number = self._table.add_set(first.splits)
         else:
             number = self._table.remove_set(first.splits[0])
-        for rank, request in found.requests.items():
+        for rank, request in complete_round.requests.items():
             self.outboxes[rank].put({"type": "result", "id": request.id, "number": number})
 
-    def _fits(self, one: Round, found: Round, size: int) -> bool:
-        """Returns True if both rounds can be fused, with `size` bytes in total."""
-        first, other = one.any_request, found.any_request
+    def _can_fuse(self, first_round: Round, other_round: Round, total_bytes: int) -> bool:
+        """Returns True if both rounds can be fused. `total_bytes` is the size of the fused message."""
+        first, other = first_round.any_request, other_round.any_request
         return (
             first.kind == other.kind == "allreduce"
-            and found.process_set == one.process_set
+            and other_round.process_set == first_round.process_set
             and first.op == other.op
             and first.plane == other.plane
-            and size <= self._settings.fusion_threshold
+            and total_bytes <= self._settings.fusion_threshold
         )
 
-    def _begin(self, batch: list[Round]) -> None:
-        """Instructs the ranks to execute the collectives of these rounds among themselves."""
+    def _schedule_batch(self, batch: list[Round]) -> None:
+        """Instructs the ranks to execute the collectives of a batch without the coordinator."""
         ranks = self._table.sets[batch[0].process_set]
-        apart = _apart([batch[0].requests[rank] for rank in ranks])
+        varying_fields = _collect_varying_fields([batch[0].requests[rank] for rank in ranks])
         for rank in ranks:
-            ids = [found.requests[rank].id for found in batch]
-            header = {"type": "begin", "ids": ids, "ranks": ranks, **apart}
+            ids = [batch_round.requests[rank].id for batch_round in batch]
+            header = {"type": "begin", "ids": ids, "ranks": ranks, **varying_fields}
             self.outboxes[rank].put(header)
 
-    def _fail_at_odds(self, rounds: list[Round]) -> None:
-        lines = sorted((rank, str(request)) for found in rounds for rank, request in found.requests.items())
-        text = "ranks wait in different collectives: " + "; ".join(
-            f"rank {rank} in {what}" for rank, what in lines
+    def _fail_deadlock(self, rounds: list[Round]) -> None:
+        requests_by_rank = sorted(
+            (rank, str(request))
+            for failed_round in rounds
+            for rank, request in failed_round.requests.items()
         )
-        for found in rounds:
-            self._fail(found, FAILED_PRECONDITION, f"{text}. {_HINT}")
+        message = "ranks wait in different collectives: " + "; ".join(
+            f"rank {rank} in {request_text}" for rank, request_text in requests_by_rank
+        )
+        for failed_round in rounds:
+            self._fail_round(failed_round, FAILED_PRECONDITION, f"{message}. {_HINT}")
 
 
-def _apart(everyone: list[Request]) -> dict[str, Any]:
-    """Returns the fields that a rank needs from the requests of all ranks because they may differ."""
-    kind = everyone[0].kind
-    if kind == "allgather":
-        return {"rows": [[shape[0] for shape in r.shapes] for r in everyone]}
-    if kind == "alltoall":
-        return {"splits": [list(r.splits) for r in everyone]}
+def _collect_varying_fields(ordered_requests: list[Request]) -> dict[str, Any]:
+    """Returns the fields that may differ between ranks, such as the number of rows, for all ranks."""
+    collective_type = ordered_requests[0].kind
+    if collective_type == "allgather":
+        return {"rows": [[shape[0] for shape in r.shapes] for r in ordered_requests]}
+    if collective_type == "alltoall":
+        return {"splits": [list(r.splits) for r in ordered_requests]}
     return {}
 
 
-def _warn(table: Table, late: list[Round], now: float) -> None:
+def _log_overdue(table: Table, overdue_rounds: list[Round], now_secs: float) -> None:
     lines = []
-    for found in late:
-        found.warned_at = now
-        ready = ranks_named(sorted(found.requests))
+    for overdue_round in overdue_rounds:
+        overdue_round.warned_at = now_secs
+        waiting_ranks = format_ranks(sorted(overdue_round.requests))
         lines.append(
-            f"  {found.any_request}: {ready} wait since {now - found.since:.0f} s; missing "
-            f"{ranks_named(table.missing(found))}"
+            f"  {overdue_round.any_request}: {waiting_ranks} waiting for "
+            f"{now_secs - overdue_round.since:.0f} s; missing "
+            f"{format_ranks(table.find_missing_ranks(overdue_round))}"
         )
     print(
-        f"hvd: some ranks wait for collectives that others have not asked for. {_HINT}\n"
+        f"hvd: some ranks wait for collectives that other ranks have not requested. {_HINT}\n"
         + "\n".join(lines),
         file=sys.stderr,
         flush=True,

@@ -17,16 +17,17 @@ class Pending:
 
     Attributes:
       request: Request of this rank.
-      arrays: Flat tensors of this rank, unless TensorFlow transfers `tensors`.
+      arrays: Flat input arrays, unless TensorFlow transfers `tensors`.
       result: Flat arrays after the end.
-      more: Header of the response after the end, such as the rows by rank.
+      response: Header of the response after the end, such as the rows by rank.
       error: Exception after a failure.
+      tensors: Flat input tensors of the additional data plane.
     """
 
     request: Request
     arrays: Sequence[np.ndarray]
     result: Sequence[Any] = ()
-    more: dict[str, Any] | None = None
+    response: dict[str, Any] | None = None
     error: BaseException | None = None
     tensors: Sequence[Any] = ()
 
@@ -35,10 +36,10 @@ class Pending:
         self._done.acquire()
         self._callbacks_lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] | None = []
-        self.asked_at = time.monotonic()
+        self.requested_at = time.monotonic()
 
     def finish(self) -> None:
-        """Wakes waiting threads and runs the callbacks."""
+        """Resumes waiting threads and runs the callbacks."""
         self._done.release()
         with self._callbacks_lock:
             callbacks, self._callbacks = self._callbacks or [], None
@@ -46,7 +47,7 @@ class Pending:
             callback()
 
     def call_when_finished(self, callback: Callable[[], None]) -> None:
-        """Runs the callback in the thread that finishes the collective, or now if it is finished."""
+        """Runs the callback in the thread that finishes the collective, or now if it has finished."""
         with self._callbacks_lock:
             if self._callbacks is not None:
                 self._callbacks.append(callback)
@@ -62,20 +63,31 @@ class Pending:
 
 
 class Plane(Protocol):
-    """Additional data plane that executes collectives in the coordinator's order, such as TensorFlow's."""
+    """Interface of an additional data plane. It executes collectives in the coordinator's order."""
 
-    def carries(self, kind: str, tensors: Sequence[Any]) -> bool: ...
-    def begin(self, found: Sequence[Pending], header: dict[str, Any]) -> None: ...
-    def joined(self, flat: Sequence[Any]) -> Any: ...
-    def parted(self, joined: Any, counts: Sequence[int]) -> list[Any]: ...
-    def abort(self, why: str) -> None: ...
-    def close(self) -> None: ...
+    def can_execute(self, collective_kind: str, tensors: Sequence[Any]) -> bool:
+        """Returns True if the plane supports a collective of these tensors."""
+
+    def begin(self, pending_collectives: Sequence[Pending], header: dict[str, Any]) -> None:
+        """Starts collectives that the coordinator has scheduled. Does not block."""
+
+    def concatenate(self, flat: Sequence[Any]) -> Any:
+        """Returns the concatenation of flat tensors."""
+
+    def split(self, joined: Any, counts: Sequence[int]) -> list[Any]:
+        """Splits a concatenation. `counts` are the numbers of elements of the parts."""
+
+    def abort(self, reason: str) -> None:
+        """Aborts the collectives in flight."""
+
+    def close(self) -> None:
+        """Releases the plane after the started collectives."""
 
 
 class _Part(Pending):
     """One tensor of a fused collective that was split."""
 
-    whole: Pending
+    fused_collective: Pending
     siblings: Sequence[Pending]
     plane: Plane | None
 
@@ -83,23 +95,27 @@ class _Part(Pending):
         super().finish()
         if all(part.wait(0) for part in self.siblings):
             errors = [part.error for part in self.siblings if part.error is not None]
-            self.whole.error = errors[0] if errors else None
+            self.fused_collective.error = errors[0] if errors else None
             if not errors:
                 parts = [part.result[0] for part in self.siblings]
-                self.whole.result = [self.plane.joined(parts) if self.plane else np.concatenate(parts)]
-            self.whole.finish()
+                self.fused_collective.result = [
+                    self.plane.concatenate(parts) if self.plane else np.concatenate(parts)
+                ]
+            self.fused_collective.finish()
 
 
-def split_pending(whole: Pending, plane: Plane | None) -> list[_Part]:
+def split_pending(fused: Pending, plane: Plane | None) -> list[_Part]:
     """Returns collectives that replace one of several names. It finishes with the last of them."""
-    requests = whole.request.parts()
+    requests = fused.request.parts()
     counts = [math.prod(request.shapes[0]) for request in requests]
-    if plane is not None and whole.tensors:
-        tensors = plane.parted(whole.tensors[0], counts)
-        found = [_Part(r, (), tensors=(one,)) for r, one in zip(requests, tensors, strict=True)]
+    if plane is not None and fused.tensors:
+        tensors = plane.split(fused.tensors[0], counts)
+        parts = [
+            _Part(r, (), tensors=(part_tensor,)) for r, part_tensor in zip(requests, tensors, strict=True)
+        ]
     else:
-        plane, arrays = None, np.split(whole.arrays[0], np.cumsum(counts)[:-1])
-        found = [_Part(r, (one,)) for r, one in zip(requests, arrays, strict=True)]
-    for part in found:
-        part.whole, part.siblings, part.plane = whole, found, plane
-    return found
+        plane, arrays = None, np.split(fused.arrays[0], np.cumsum(counts)[:-1])
+        parts = [_Part(r, (part_tensor,)) for r, part_tensor in zip(requests, arrays, strict=True)]
+    for part in parts:
+        part.fused_collective, part.siblings, part.plane = fused, parts, plane
+    return parts

@@ -1,4 +1,4 @@
-"""Rank, size and addresses of a job. Pure data."""
+"""Rank, size and addresses of the processes of a job."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ class Ranks:
     """Ranks of this process.
 
     Attributes:
-      rank, size: Among all processes.
-      local_rank, local_size: Among the processes of this host.
-      cross_rank, cross_size: Among the processes with this local rank on all hosts.
+      rank, size: Rank of this process and number of all processes.
+      local_rank, local_size: The same for the processes of this host.
+      cross_rank, cross_size: The same for the processes with this local rank on all hosts.
       addresses: "host:port" at which each rank listens, by rank. Empty for a job of one process.
-      generation: Number of the group in an elastic job. Ranks of two generations never connect.
+      generation: Number of the group in an elastic job. Ranks of different generations never connect.
       is_homogeneous: True if all hosts have the same number of ranks.
     """
 
@@ -28,21 +28,24 @@ class Ranks:
     is_homogeneous: bool = True
 
 
-def among(addresses: Sequence[str], rank: int, generation: int = 0) -> Ranks:
-    """Returns the ranks of process `rank` among "host:port" addresses. Equal host names are one host."""
+def build_ranks(addresses: Sequence[str], rank: int, generation: int = 0) -> Ranks:
+    """Builds the ranks of process `rank` from the "host:port" addresses of all processes.
+
+    Addresses with equal host names are on one host.
+    """
     hosts = [address.rpartition(":")[0] for address in addresses]
-    here = [i for i, host in enumerate(hosts) if host == hosts[rank]]
-    local_rank = here.index(rank)
-    order = list(dict.fromkeys(hosts))
-    wide = [host for host in order if hosts.count(host) > local_rank]
+    local_ranks = [i for i, host in enumerate(hosts) if host == hosts[rank]]
+    local_rank = local_ranks.index(rank)
+    unique_hosts = list(dict.fromkeys(hosts))
+    hosts_with_local_rank = [host for host in unique_hosts if hosts.count(host) > local_rank]
     return Ranks(
         rank=rank,
         size=len(addresses),
         local_rank=local_rank,
-        local_size=len(here),
-        cross_rank=wide.index(hosts[rank]),
-        cross_size=len(wide),
+        local_size=len(local_ranks),
+        cross_rank=hosts_with_local_rank.index(hosts[rank]),
+        cross_size=len(hosts_with_local_rank),
         addresses=tuple(addresses),
         generation=generation,
-        is_homogeneous=len({hosts.count(host) for host in order}) == 1,
+        is_homogeneous=len({hosts.count(host) for host in unique_hosts}) == 1,
     )

@@ -1,4 +1,4 @@
-"""Requests of ranks for collectives, and the check that the requests of all ranks agree."""
+"""Requests for collectives, and checks that the requests of all ranks are consistent."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ctl.collectives.arithmetic import OPS, dtype_named
+from ctl.collectives.arithmetic import OPS, to_numpy_dtype
 
 FAILED_PRECONDITION = "FAILED_PRECONDITION"
 INVALID_ARGUMENT = "INVALID_ARGUMENT"
-_MOST_SAID = 3  # tensors of one request in an error message
+_MAX_DESCRIBED = 3  # tensors per request in an error message
 
 
 class Layout(NamedTuple):
@@ -27,19 +27,19 @@ class Request:
 
     Attributes:
       id: Number of the request, unique on the rank.
-      name: Equal on all ranks. Requests with the same name are paired in their order.
+      name: Name of the collective. Requests of different ranks with the same name are paired in order.
       kind: "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier",
         "add_process_set" or "remove_process_set".
-      dtypes, shapes: Of one or several tensors.
+      dtypes, shapes: Dtypes and shapes of the tensors.
       process_set: Number of the set of participating ranks.
-      op, prescale, postscale: Of a reduction.
+      op, prescale, postscale: Reduction and its scale factors.
       root: Source rank of a broadcast.
       splits: Rows for each rank in an alltoall; ranks or number of a process set.
       is_inline: True if the message with the request contains the data.
       is_eager: True if the requesting thread is blocked until the end of the collective.
       line: Program line of an eager call without a name, such as "train.py:12"; else "".
-      names: Names of the tensors, if they were separate calls. Other ranks may fuse other tensors.
-      plane: Data plane: "" for the engine's own one, or "tensorflow".
+      names: Names of the fused calls. Other ranks may fuse different calls.
+      plane: Data plane: "" for the engine's own plane, or "tensorflow".
     """
 
     id: int
@@ -61,20 +61,27 @@ class Request:
 
     def with_id(self, number: int) -> "Request":
         """Returns a copy with another `id`, which keeps the cached key and sizes."""
-        found = copy(self)
-        object.__setattr__(found, "id", number)
-        return found
+        request = copy(self)
+        object.__setattr__(request, "id", number)
+        return request
 
     @cached_property
     def key(self) -> tuple:
-        """Key that is equal for requests that differ only in their `id`."""
+        """Hashable key. Requests that differ only in their `id` have equal keys."""
         shapes = tuple(map(tuple, self.shapes))
         parts = self.name, self.kind, tuple(self.dtypes), shapes, self.process_set, self.op, self.root
-        how = self.prescale, self.postscale, tuple(self.splits), self.is_inline, self.is_eager, self.line
-        return (*parts, *how, tuple(self.names), self.plane)
+        options = (
+            self.prescale,
+            self.postscale,
+            tuple(self.splits),
+            self.is_inline,
+            self.is_eager,
+            self.line,
+        )
+        return (*parts, *options, tuple(self.names), self.plane)
 
     def header(self) -> dict[str, Any]:
-        """Returns the fields for a message."""
+        """Returns the fields as a message header."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
@@ -86,10 +93,10 @@ class Request:
     def sizes(self) -> tuple[int, ...]:
         """Size of each tensor (bytes)."""
         tensors = zip(self.dtypes, self.shapes, strict=True)
-        return tuple(math.prod(shape) * dtype_named(dtype).itemsize for dtype, shape in tensors)
+        return tuple(math.prod(shape) * to_numpy_dtype(dtype).itemsize for dtype, shape in tensors)
 
     def parts(self) -> list["Request"]:
-        """Returns one request for each of `names`. Their ids follow the id of this request."""
+        """Returns a separate request for each of `names`. Their ids follow the id of this request."""
         return [
             replace(self, id=self.id + i, name=name, names=(), dtypes=[dtype], shapes=[shape])
             for i, (name, dtype, shape) in enumerate(
@@ -98,21 +105,25 @@ class Request:
         ]
 
     def __str__(self) -> str:
-        said = [f"{dtype} {list(shape)}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
-        more = len(said) - _MOST_SAID
-        tensors = ", ".join(said[:_MOST_SAID]) + (f" and {more} more" if more > 0 else "")
+        descriptions = [
+            f"{dtype} {list(shape)}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
+        ]
+        num_omitted = len(descriptions) - _MAX_DESCRIBED
+        tensors = ", ".join(descriptions[:_MAX_DESCRIBED]) + (
+            f" and {num_omitted} more" if num_omitted > 0 else ""
+        )
         return f"{self.kind} {self.name!r} of {tensors}" if tensors else f"{self.kind} {self.name!r}"
 
 
-def fault(ranks: Sequence[int], requests: Mapping[int, Request]) -> tuple[str, str] | None:
-    """Returns the error of the requests of `ranks` for one name as (code, message), or None."""
-    apart = difference(requests)
-    if apart:
-        return FAILED_PRECONDITION, apart
+def find_error(ranks: Sequence[int], requests: Mapping[int, Request]) -> tuple[str, str] | None:
+    """Checks the requests of `ranks` for one name. Returns the error (code, message), or None."""
+    difference_message = describe_difference(requests)
+    if difference_message:
+        return FAILED_PRECONDITION, difference_message
     first = next(iter(requests.values()))
     if first.kind == "broadcast" and first.root not in ranks:
         return FAILED_PRECONDITION, (
-            f"{first.name}: the root rank is {first.root}; expected one of {ranks_named(ranks)}."
+            f"{first.name}: the root rank is {first.root}; expected one of {format_ranks(ranks)}."
         )
     has_rows = first.kind in ("allgather", "alltoall", "reducescatter")
     if has_rows and any(len(shape) == 0 for shape in first.shapes):
@@ -121,54 +132,54 @@ def fault(ranks: Sequence[int], requests: Mapping[int, Request]) -> tuple[str, s
             "tf.reshape(x, [1])."
         )
     if first.kind == "alltoall":
-        return _fault_of_splits(ranks, requests)
+        return _find_splits_error(ranks, requests)
     return None
 
 
-def _fault_of_splits(ranks: Sequence[int], requests: Mapping[int, Request]) -> tuple[str, str] | None:
+def _find_splits_error(ranks: Sequence[int], requests: Mapping[int, Request]) -> tuple[str, str] | None:
     for rank, request in sorted(requests.items()):
         rows, splits = request.shapes[0][0], list(request.splits)
         if not splits:
-            said = (
-                f"{rows} rows cannot be dealt equally to {len(ranks)} ranks; give splits=, the rows "
-                "for each rank"
+            problem = (
+                f"the tensor has {rows} rows; expected a multiple of {len(ranks)}, the number of ranks, or "
+                "splits= with the number of rows for each rank"
             )
         elif len(splits) != len(ranks):
-            said = f"splits has {len(splits)} entries; expected {len(ranks)}, one per rank"
+            problem = f"splits has {len(splits)} entries; expected {len(ranks)}, one per rank"
         elif min(splits) < 0:
-            said = f"splits is {splits}; expected numbers of rows >= 0"
+            problem = f"splits is {splits}; expected numbers of rows >= 0"
         elif sum(splits) != rows:
-            said = f"splits adds up to {sum(splits)}; expected the tensor's {rows} rows"
+            problem = f"splits adds up to {sum(splits)}; expected the tensor's {rows} rows"
         else:
             continue
-        return INVALID_ARGUMENT, f"{request.name}: alltoall on rank {rank}: {said}."
+        return INVALID_ARGUMENT, f"{request.name}: alltoall on rank {rank}: {problem}."
     return None
 
 
-def difference(requests: Mapping[int, Request]) -> str | None:
-    """Returns a message about contradictions in the ranks' requests for one name, or None."""
-    first, *others = requests.values()
-    if all(other.key == first.key for other in others):  # ten times as fast as the search below
+def describe_difference(requests: Mapping[int, Request]) -> str | None:
+    """Returns a message about the differences between requests for one name, or None."""
+    first, *other_requests = requests.values()
+    if all(other.key == first.key for other in other_requests):  # ten times faster than the loop below
         return None
-    for what, of in _COMPARED[first.kind if _is_one(requests, "kind") else "any"]:
-        if len({of(request) for request in requests.values()}) > 1:
-            return f"{first.name}: {what} {_apart(requests, of)}."
+    for property_name, get_property in _COMPARED[first.kind if _is_equal(requests, "kind") else "any"]:
+        if len({get_property(request) for request in requests.values()}) > 1:
+            return f"{first.name}: {property_name} {_describe_values(requests, get_property)}."
     return None
 
 
-def _is_one(requests: Mapping[int, Request], attribute: str) -> bool:
+def _is_equal(requests: Mapping[int, Request], attribute: str) -> bool:
     return len({getattr(r, attribute) for r in requests.values()}) == 1
 
 
-def _apart(requests: Mapping[int, Request], of: Any) -> str:
+def _describe_values(requests: Mapping[int, Request], get_property: Any) -> str:
     """Returns text such as "rank 0: [2, 3]; ranks 1, 2: [3, 3]"."""
     groups: dict[Any, list[int]] = {}
     for rank in sorted(requests):
-        groups.setdefault(of(requests[rank]), []).append(rank)
-    return "; ".join(f"{ranks_named(ranks)}: {_said(value)}" for value, ranks in groups.items())
+        groups.setdefault(get_property(requests[rank]), []).append(rank)
+    return "; ".join(f"{format_ranks(ranks)}: {_format_value(value)}" for value, ranks in groups.items())
 
 
-def ranks_named(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Returns text such as "rank 3" or "ranks 0, 1, 4"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
@@ -176,7 +187,7 @@ def ranks_named(ranks: Sequence[int]) -> str:
     return f"ranks {shown}" + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
 
 
-def _said(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, tuple) and len(value) == 1:
         value = value[0]
     return str(list(value)) if isinstance(value, tuple) else str(value)
@@ -193,10 +204,10 @@ def _tails(request: Request) -> tuple:
 
 
 _ALWAYS = [
-    ("ranks ask for different collectives,", lambda r: r.kind),
-    ("ranks ask for another number of tensors,", lambda r: len(r.shapes)),
+    ("ranks request different collectives,", lambda r: r.kind),
+    ("the number of tensors differs,", lambda r: len(r.shapes)),
     ("the type of the tensor differs,", lambda r: tuple(r.dtypes)),
-    ("the way that numbers travel differs,", lambda r: r.plane or "tcp"),
+    ("the data plane differs,", lambda r: r.plane or "tcp"),
 ]
 _REDUCED = [
     *_ALWAYS,

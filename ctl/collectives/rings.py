@@ -1,7 +1,7 @@
-"""Collectives of large tensors over a mesh. The bytes per rank do not grow with the number of ranks.
+"""Ring collectives of large tensors. The bytes sent per rank do not grow with the number of ranks.
 
-`ranks` are the participating ranks in order, and `me` is the index of this rank in them. Arrays are
-one-dimensional. Results are new arrays with an alignment that TensorFlow accepts without a copy.
+In all functions, `ranks` are the participating ranks in order, and `me` is the index of this rank in them.
+Arrays are one-dimensional. Results are new arrays with the alignment that TensorFlow requires.
 """
 
 import bisect
@@ -13,12 +13,12 @@ from ctl.collectives.links import CHUNK, Consume
 from ctl.collectives.mesh import Mesh
 
 _PIECE = 1 << 20  # bytes; unit of the pipeline of a broadcast
-MOST_PAIR_BYTES = 1 << 20  # maximum of a vector that two ranks exchange as a whole; part of the protocol
+MAX_PAIR_BYTES = 1 << 20  # limit for an exchange of whole vectors between two ranks; part of the protocol
 _SUMS = (arithmetic.SUM, arithmetic.AVERAGE)
 
 
-class Joined:
-    """Arrays of one dtype as one vector, without a copy. Each array starts at a multiple of 64 bytes.
+class JoinedArrays:
+    """View of arrays of one dtype as one vector. Each array starts at a multiple of 64 bytes.
 
     Attributes:
       total: New vector of the same size for the result.
@@ -32,27 +32,27 @@ class Joined:
         for array in arrays:
             self._starts.append(self._starts[-1] + -(-array.size // self._step) * self._step)
         self._padding = np.zeros(self._step, self.dtype)
-        self.total = memory.aligned(self._starts[-1], self.dtype)
+        self.total = memory.allocate_aligned(self._starts[-1], self.dtype)
 
     def bounds(self, count: int) -> list[int]:
-        """Returns the bounds of `count` parts of similar size (elements)."""
+        """Returns the `count + 1` bounds of parts of similar size (elements)."""
         steps = self._starts[-1] // self._step
         return [steps * i // count * self._step for i in range(count + 1)]
 
     def views(self, low: int, high: int) -> list[np.ndarray]:
         """Returns the elements from `low` to `high` as views of the arrays."""
-        found = []
+        parts = []
         i = bisect.bisect_right(self._starts, low) - 1
         while low < high:
             array, start, end = self._arrays[i], self._starts[i], self._starts[i + 1]
-            inner = array[low - start : high - start]
-            if inner.size:
-                found.append(inner)
-            missing = min(end, high) - max(low, start + array.size)
-            if missing > 0:
-                found.append(self._padding[:missing])
+            overlap = array[low - start : high - start]
+            if overlap.size:
+                parts.append(overlap)
+            num_padding = min(end, high) - max(low, start + array.size)
+            if num_padding > 0:
+                parts.append(self._padding[:num_padding])
             low, i = end, i + 1
-        return found
+        return parts
 
     def results(self) -> list[np.ndarray]:
         """Returns views of `total` with the sizes of the arrays."""
@@ -63,38 +63,38 @@ class Joined:
 def ring_allreduce(
     mesh: Mesh, ranks: Sequence[int], me: int, arrays: Sequence[np.ndarray], op: int
 ) -> list[np.ndarray]:
-    """Returns the reduced arrays, bitwise equal on all ranks: one rank reduces each part.
+    """Returns the reduced arrays. They are bitwise equal on all ranks, because one rank reduces each part.
 
-    For small arrays, two ranks both reduce everything in the order of ranks. The reducing rank divides a
-    mean if `arithmetic.engine_divides` is True for its dtype.
+    Two ranks with small arrays both reduce all elements in rank order. The reducing rank divides a mean if
+    `arithmetic.engine_divides` is True for its dtype.
     """
-    joined, count = Joined(arrays), len(ranks)
+    joined, count = JoinedArrays(arrays), len(ranks)
     total, bounds = joined.total, joined.bounds(len(ranks))
     divides = op == arithmetic.AVERAGE and arithmetic.engine_divides(joined.dtype)
-    if count == 2 and joined.total.nbytes <= MOST_PAIR_BYTES:
+    if count == 2 and joined.total.nbytes <= MAX_PAIR_BYTES:
         _reduce_pair(mesh, ranks[1 - me], me, joined, op, divisor=2 if divides else 1)
         return joined.results()
     _reduce_parts(mesh, ranks, me, joined, bounds, op, divisor=count if divides else 1)
-    after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
+    next_rank, previous_rank = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):
-        out, into = (me - step) % count, (me - step - 1) % count
-        part = _part(total, bounds, into)
-        mesh.exchange(after, [_part(total, bounds, out)], before, part.nbytes, part)
+        out_index, in_index = (me - step) % count, (me - step - 1) % count
+        part = _part(total, bounds, in_index)
+        mesh.exchange(next_rank, [_part(total, bounds, out_index)], previous_rank, part.nbytes, part)
     return joined.results()
 
 
-def _reduce_pair(mesh: Mesh, other: int, me: int, joined: Joined, op: int, divisor: int) -> None:
-    """Reduces everything on both ranks in the same order: as many bytes as on a ring, in one step."""
+def _reduce_pair(mesh: Mesh, other: int, me: int, joined: JoinedArrays, op: int, divisor: int) -> None:
+    """Reduces all elements on both ranks in the same order, in one step and with the bytes of a ring."""
     end = joined.total.size
-    consume = _reducing(joined, 0, op, divisor, mine_first=me == 0)
+    consume = _create_consumer(joined, 0, op, divisor, own_first=me == 0)
     mesh.exchange(other, joined.views(0, end), other, joined.total.nbytes, consume=consume)
 
 
 def ring_reducescatter(
-    mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, sizes: Sequence[int], op: int
+    mesh: Mesh, ranks: Sequence[int], me: int, array: np.ndarray, sizes: Sequence[int], op: int
 ) -> np.ndarray:
-    """Returns this rank's part of the reduced array. `sizes` are the elements by rank."""
-    joined, bounds = Joined([mine]), _bounds(sizes)
+    """Returns this rank's part of the reduced array. `sizes` are the numbers of elements by rank."""
+    joined, bounds = JoinedArrays([array]), _bounds(sizes)
     _reduce_parts(mesh, ranks, me, joined, bounds, op)
     return _part(joined.total, bounds, me)
 
@@ -103,7 +103,7 @@ def _reduce_parts(
     mesh: Mesh,
     ranks: Sequence[int],
     me: int,
-    joined: Joined,
+    joined: JoinedArrays,
     bounds: Sequence[int],
     op: int,
     divisor: int = 1,
@@ -115,38 +115,52 @@ def _reduce_parts(
     elif arithmetic.is_half(joined.dtype) and op in _SUMS and count > 2:
         _reduce_halves(mesh, ranks, me, joined, bounds)
         return
-    after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
+    next_rank, previous_rank = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):
-        out, into = (me - step - 1) % count, (me - step - 2) % count
-        leaving = [_part(total, bounds, out)] if step else joined.views(bounds[out], bounds[out + 1])
-        size = (bounds[into + 1] - bounds[into]) * joined.dtype.itemsize
-        by = divisor if step == count - 2 else 1
-        mesh.exchange(after, leaving, before, size, consume=_reducing(joined, bounds[into], op, by))
+        out_index, in_index = (me - step - 1) % count, (me - step - 2) % count
+        outgoing = (
+            [_part(total, bounds, out_index)]
+            if step
+            else joined.views(bounds[out_index], bounds[out_index + 1])
+        )
+        size = (bounds[in_index + 1] - bounds[in_index]) * joined.dtype.itemsize
+        step_divisor = divisor if step == count - 2 else 1
+        mesh.exchange(
+            next_rank,
+            outgoing,
+            previous_rank,
+            size,
+            consume=_create_consumer(joined, bounds[in_index], op, step_divisor),
+        )
 
 
-def _reducing(joined: Joined, start: int, op: int, divisor: int, mine_first: bool = True) -> Consume:
-    """Returns a consumer that reduces received elements with the arrays and divides the result."""
+def _create_consumer(
+    joined: JoinedArrays, start: int, op: int, divisor: int, own_first: bool = True
+) -> Consume:
+    """Creates a consumer that reduces received elements with the arrays and divides the result."""
 
     def consume(offset: int, chunk: np.ndarray) -> None:
-        came = chunk.view(joined.dtype)
+        received = chunk.view(joined.dtype)
         low = start + offset // joined.dtype.itemsize
-        at = 0
-        for mine in joined.views(low, low + came.size):
-            out = joined.total[low + at : low + at + mine.size]
-            theirs = came[at : at + mine.size]
-            arithmetic.reduce_to(out, op, *((mine, theirs) if mine_first else (theirs, mine)))
-            arithmetic.averaged(out, divisor)
-            at += mine.size
+        position = 0
+        for own_part in joined.views(low, low + received.size):
+            out = joined.total[low + position : low + position + own_part.size]
+            received_part = received[position : position + own_part.size]
+            arithmetic.reduce_to(
+                out, op, *((own_part, received_part) if own_first else (received_part, own_part))
+            )
+            arithmetic.average_array(out, divisor)
+            position += own_part.size
 
     return consume
 
 
 def _reduce_halves(
-    mesh: Mesh, ranks: Sequence[int], me: int, joined: Joined, bounds: Sequence[int]
+    mesh: Mesh, ranks: Sequence[int], me: int, joined: JoinedArrays, bounds: Sequence[int]
 ) -> None:
     """Reduces 16-bit floats of more than two ranks like `_reduce_parts`, in float32 with one rounding.
 
-    Sends as many bytes as on the ring, directly to the rank that sums them.
+    Each rank sends its elements directly to the rank that sums them, with the bytes of a ring.
     """
     count, out = len(ranks), _part(joined.total, bounds, me)
     _copy(joined.views(bounds[me], bounds[me + 1]), out)
@@ -154,67 +168,75 @@ def _reduce_halves(
     arithmetic.accumulate(total, out)
 
     def consume(offset: int, chunk: np.ndarray) -> None:
-        came = chunk.view(joined.dtype)
+        received = chunk.view(joined.dtype)
         low = offset // joined.dtype.itemsize
-        arithmetic.accumulate(total[low : low + came.size], came)
+        arithmetic.accumulate(total[low : low + received.size], received)
 
     for shift in range(1, count):
-        to, source = (me + shift) % count, (me - shift) % count
-        leaving = joined.views(bounds[to], bounds[to + 1])
-        mesh.exchange(ranks[to], leaving, ranks[source], out.nbytes, consume=consume)
-    arithmetic.rounded(total, out)
+        destination, source = (me + shift) % count, (me - shift) % count
+        outgoing = joined.views(bounds[destination], bounds[destination + 1])
+        mesh.exchange(ranks[destination], outgoing, ranks[source], out.nbytes, consume=consume)
+    arithmetic.round_into(total, out)
 
 
 def ring_allgather(
-    mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, sizes: Sequence[int]
+    mesh: Mesh, ranks: Sequence[int], me: int, own_bytes: np.ndarray, sizes: Sequence[int]
 ) -> np.ndarray:
-    """Returns the concatenated bytes of all ranks in order. `sizes` are the bytes by rank."""
+    """Returns the concatenated bytes of all ranks in order. `sizes` are the numbers of bytes by rank."""
     count = len(ranks)
     bounds = _bounds(sizes)
-    joined = memory.aligned(bounds[-1], np.dtype(np.uint8))
-    _part(joined, bounds, me)[...] = mine
-    after, before = ranks[(me + 1) % count], ranks[(me - 1) % count]
+    joined = memory.allocate_aligned(bounds[-1], np.dtype(np.uint8))
+    _part(joined, bounds, me)[...] = own_bytes
+    next_rank, previous_rank = ranks[(me + 1) % count], ranks[(me - 1) % count]
     for step in range(count - 1):
-        out, into = (me - step) % count, (me - step - 1) % count
-        part = _part(joined, bounds, into)
-        mesh.exchange(after, [_part(joined, bounds, out)], before, part.nbytes, part)
+        out_index, in_index = (me - step) % count, (me - step - 1) % count
+        part = _part(joined, bounds, in_index)
+        mesh.exchange(next_rank, [_part(joined, bounds, out_index)], previous_rank, part.nbytes, part)
     return joined
 
 
 def ring_broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray, root: int) -> None:
-    """Copies the root's bytes to `buffer` on all ranks. `root` is an index of `ranks`.
+    """Copies the bytes of `buffer` on the root to `buffer` on all ranks. `root` is an index of `ranks`.
 
-    The pieces form a pipeline along a chain of ranks, so all links are busy at the same time.
+    A chain of ranks forwards the pieces as a pipeline, so all links are busy at the same time.
     """
     count = len(ranks)
     if count == 1:
         return
-    place = (me - root) % count
-    before = ranks[(me - 1) % count]
-    after = ranks[(me + 1) % count]
+    chain_index = (me - root) % count
+    previous_rank = ranks[(me - 1) % count]
+    next_rank = ranks[(me + 1) % count]
     pieces = [buffer[i : i + _PIECE] for i in range(0, buffer.size, _PIECE)]
-    nothing = buffer[:0]
-    is_last = place == count - 1
+    empty = buffer[:0]
+    is_last = chain_index == count - 1
     for i in range(len(pieces) + 1):  # receives piece i and sends piece i - 1
-        into = pieces[i] if i < len(pieces) and place else nothing
-        out_index = i - 1 if place else i
+        in_piece = pieces[i] if i < len(pieces) and chain_index else empty
+        out_index = i - 1 if chain_index else i
         has_out = not is_last and 0 <= out_index < len(pieces)
-        mesh.exchange(after, [pieces[out_index]] if has_out else [], before, into.nbytes, into)
+        mesh.exchange(
+            next_rank, [pieces[out_index]] if has_out else [], previous_rank, in_piece.nbytes, in_piece
+        )
 
 
 def ring_alltoall(
-    mesh: Mesh, ranks: Sequence[int], me: int, mine: np.ndarray, sizes: Sequence[Sequence[int]]
+    mesh: Mesh, ranks: Sequence[int], me: int, own_bytes: np.ndarray, sizes: Sequence[Sequence[int]]
 ) -> np.ndarray:
-    """Returns the concatenated bytes for this rank. `sizes[i][j]` are the bytes from rank i to rank j."""
+    """Returns the bytes that all ranks send to this rank. `sizes[i][j]`: bytes from rank i to rank j."""
     count = len(ranks)
     out_bounds = _bounds(sizes[me])
     in_bounds = _bounds([row[me] for row in sizes])
-    joined = memory.aligned(in_bounds[-1], np.dtype(np.uint8))
-    _part(joined, in_bounds, me)[...] = _part(mine, out_bounds, me)
+    joined = memory.allocate_aligned(in_bounds[-1], np.dtype(np.uint8))
+    _part(joined, in_bounds, me)[...] = _part(own_bytes, out_bounds, me)
     for shift in range(1, count):
-        to, source = (me + shift) % count, (me - shift) % count
+        destination, source = (me + shift) % count, (me - shift) % count
         part = _part(joined, in_bounds, source)
-        mesh.exchange(ranks[to], [_part(mine, out_bounds, to)], ranks[source], part.nbytes, part)
+        mesh.exchange(
+            ranks[destination],
+            [_part(own_bytes, out_bounds, destination)],
+            ranks[source],
+            part.nbytes,
+            part,
+        )
     return joined
 
 
@@ -233,4 +255,4 @@ def _part(buffer: np.ndarray, bounds: Sequence[int], index: int) -> np.ndarray:
     return buffer[bounds[index] : bounds[index + 1]]
 
 
-assert CHUNK % memory.ALIGNMENT == 0  # so that no element is split between chunks
+assert CHUNK % memory.ALIGNMENT == 0  # otherwise a chunk could end within an element

@@ -8,28 +8,28 @@ from ctl.errors import UsageError
 
 PLANE_VARIABLE = "CTL_COLLECTIVES"
 _ORDER_VARIABLE = "CTL_HVD_ORDER_TIMEOUT_SECS"
-EQUAL_VARIABLES = (PLANE_VARIABLE, _ORDER_VARIABLE)  # should be equal on all ranks
-_PLANES = ("auto", "tcp", "tensorflow")  # tcp: also between ranks of one machine
+EQUAL_VARIABLES = (PLANE_VARIABLE, _ORDER_VARIABLE)  # the launcher copies them to all ranks
+_PLANES = ("auto", "tcp", "tensorflow")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Timeouts, fusion and data plane of the runtime.
+    """Timeouts (seconds), fusion and data plane of the runtime.
 
     Attributes:
-      start_timeout: Until all ranks have connected.
-      stall_warning: Until a collective that some ranks have not joined is logged; 0 for never.
-      stall_shutdown: Until it is an error; 0 for never.
+      start_timeout: Time limit for the connection of all ranks.
+      stall_warning: Age of an incomplete collective at which it is logged; 0 disables the warning.
+      stall_shutdown: Age of an incomplete collective at which it fails; 0 disables the limit.
       stall_name: Name of the setting of `stall_shutdown`, for errors.
-      order_timeout: Until ranks that wait in different collectives are an error; 0 for never.
-      silence: Until a rank without any message counts as lost; 0 for never.
-      shares_memory: Ranks of one machine exchange large tensors through shared memory.
-      plane: Collectives that TensorFlow executes: "tensorflow" all, "auto" those on GPUs, "tcp" none.
-      fusion_threshold: Size of a fused message (bytes).
-      cycle: Delay of small requests of a function, which are fused.
-      secret: Shared by the ranks of one job.
+      order_timeout: Time limit for ranks that wait in different collectives; 0 disables the check.
+      heartbeat_timeout: Time without any message after which a rank is lost; 0 disables heartbeats.
+      shares_memory: If True, ranks of one machine exchange large tensors through shared memory.
+      plane: Collectives that TensorFlow executes: "tensorflow": all, "auto": those on GPUs, "tcp": none.
+      fusion_threshold: Maximum size of a fused message (bytes).
+      cycle: Delay of small requests of a function, to fuse them.
+      secret: Secret that the ranks of one job share.
       timeline: Path of a Chrome trace, or "".
-      mark_cycles: The trace contains the cycles of the coordinator.
+      mark_cycles: If True, the trace contains the cycles of the coordinator.
     """
 
     start_timeout: float = 300.0
@@ -37,7 +37,7 @@ class Settings:
     stall_shutdown: float = 0.0
     stall_name: str = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
     order_timeout: float = 5.0
-    silence: float = 0.0
+    heartbeat_timeout: float = 0.0
     shares_memory: bool = True
     plane: str = "auto"
     fusion_threshold: int = 128 << 20
@@ -48,24 +48,24 @@ class Settings:
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Returns the settings. Raises UsageError for an invalid value."""
-    stall = _number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", Settings.stall_warning)
+    """Reads the settings from environment variables. Raises UsageError for an invalid value."""
+    stall = _read_number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", Settings.stall_warning)
     return Settings(
-        start_timeout=_number(environ, "HOROVOD_START_TIMEOUT", Settings.start_timeout),
+        start_timeout=_read_number(environ, "HOROVOD_START_TIMEOUT", Settings.start_timeout),
         stall_warning=0.0 if _is_set(environ, "HOROVOD_STALL_CHECK_DISABLE") else stall,
-        stall_shutdown=_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
-        order_timeout=_number(environ, _ORDER_VARIABLE, Settings.order_timeout),
-        shares_memory=_plane(environ) != "tcp",
-        plane=_plane(environ),
-        fusion_threshold=int(_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)),
-        cycle=_number(environ, "HOROVOD_CYCLE_TIME", 1000 * Settings.cycle) / 1000,
+        stall_shutdown=_read_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
+        order_timeout=_read_number(environ, _ORDER_VARIABLE, Settings.order_timeout),
+        shares_memory=_read_plane(environ) != "tcp",
+        plane=_read_plane(environ),
+        fusion_threshold=int(_read_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)),
+        cycle=_read_number(environ, "HOROVOD_CYCLE_TIME", 1000 * Settings.cycle) / 1000,
         secret=environ.get("CTL_HVD_SECRET", "").encode(),
         timeline=environ.get("HOROVOD_TIMELINE", ""),
         mark_cycles=_is_set(environ, "HOROVOD_TIMELINE_MARK_CYCLES"),
     )
 
 
-def _plane(environ: Mapping[str, str]) -> str:
+def _read_plane(environ: Mapping[str, str]) -> str:
     plane = environ.get(PLANE_VARIABLE, "").strip() or "auto"
     if plane not in _PLANES:
         raise UsageError(f"{PLANE_VARIABLE} is {plane!r}; expected one of {', '.join(_PLANES)}.")
@@ -76,7 +76,7 @@ def _is_set(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name, "").strip().lower() not in ("", "0", "false")
 
 
-def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+def _read_number(environ: Mapping[str, str], name: str, default: float) -> float:
     text = environ.get(name, "").strip()
     if not text:
         return default

@@ -1,4 +1,4 @@
-"""Table of pending requests, which are paired by process set, name and order."""
+"""Table of pending requests. They are paired by process set, name and order."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,12 @@ class Round:
     """One collective that at least one rank has requested.
 
     Attributes:
+      name: Name of the collective.
+      process_set: Number of the process set.
       requests: Rank -> its request.
       payloads: Rank -> data of an inline request.
       since: `time.monotonic()` of the first request.
-      warned_at: Time of the last warning about missing ranks.
+      warned_at: `time.monotonic()` of the last warning about missing ranks.
     """
 
     name: str
@@ -37,71 +39,83 @@ class Round:
 
 
 class Table:
-    """Incomplete rounds, and the process sets."""
+    """Table of incomplete rounds and of process sets.
+
+    Args:
+      size: Number of ranks.
+
+    Attributes:
+      sets: Ranks by number of the process set.
+    """
 
     def __init__(self, size: int):
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self._next_set = 1
-        self._waiting: dict[tuple[int, str], list[Round]] = {}
-        self._of_member: dict[tuple[int, str], list[Round]] = {}  # by one of a round's names
+        self._rounds_by_name: dict[tuple[int, str], list[Round]] = {}
+        self._rounds_by_member: dict[tuple[int, str], list[Round]] = {}  # by one of a round's names
 
-    def conflicts(self, request: Request) -> tuple[list[Round], bool]:
-        """Returns the rounds to split, because a rank fuses their names differently.
+    def find_conflicts(self, request: Request) -> tuple[list[Round], bool]:
+        """Finds pending rounds that fuse other names than a request.
 
-        The second result is True if the request must be split too.
+        Returns:
+          The rounds to split, and True if the request must be split too.
         """
         process_set, names = request.process_set, request.names
         if not names:
-            return list(self._of_member.get((process_set, request.name), ())), False
-        same = self._waiting.get((process_set, request.name), ())
-        if any(found.any_request.names == names for found in same):
+            return list(self._rounds_by_member.get((process_set, request.name), ())), False
+        same_name_rounds = self._rounds_by_name.get((process_set, request.name), ())
+        if any(pending_round.any_request.names == names for pending_round in same_name_rounds):
             return [], False
         members = [(process_set, name) for name in names]
-        others = [found for key in members for found in self._of_member.get(key, ())]
-        others = list(dict.fromkeys([*others, *same]))
-        return others, bool(others) or any(key in self._waiting for key in members)
+        conflicting_rounds = [
+            pending_round for key in members for pending_round in self._rounds_by_member.get(key, ())
+        ]
+        conflicting_rounds = list(dict.fromkeys([*conflicting_rounds, *same_name_rounds]))
+        return conflicting_rounds, bool(conflicting_rounds) or any(
+            key in self._rounds_by_name for key in members
+        )
 
     def put(self, rank: int, request: Request, payload: bytes) -> Round | None:
-        """Adds a request. Returns its round if the round is complete."""
-        rounds = self._waiting.setdefault((request.process_set, request.name), [])
-        for found in rounds:
-            if rank not in found.requests:
+        """Adds a request. Returns and removes its round if the round is complete, otherwise None."""
+        rounds = self._rounds_by_name.setdefault((request.process_set, request.name), [])
+        for pending_round in rounds:
+            if rank not in pending_round.requests:
                 break
         else:
-            found = Round(request.name, request.process_set)
-            rounds.append(found)
+            pending_round = Round(request.name, request.process_set)
+            rounds.append(pending_round)
             for name in request.names:
-                self._of_member.setdefault((request.process_set, name), []).append(found)
-        found.requests[rank] = request
-        found.payloads[rank] = payload
-        if len(found.requests) < len(self.sets.get(request.process_set, ())):
+                self._rounds_by_member.setdefault((request.process_set, name), []).append(pending_round)
+        pending_round.requests[rank] = request
+        pending_round.payloads[rank] = payload
+        if len(pending_round.requests) < len(self.sets.get(request.process_set, ())):
             return None
-        self.drop(found)
-        return found
+        self.drop(pending_round)
+        return pending_round
 
-    def drop(self, done: Round) -> None:
-        """Removes a round."""
-        key = (done.process_set, done.name)
-        rounds = self._waiting[key]
-        rounds.remove(done)
+    def drop(self, removed_round: Round) -> None:
+        """Removes a round from the table."""
+        key = (removed_round.process_set, removed_round.name)
+        rounds = self._rounds_by_name[key]
+        rounds.remove(removed_round)
         if not rounds:
-            del self._waiting[key]
-        for name in done.any_request.names:
-            member = (done.process_set, name)
-            self._of_member[member].remove(done)
-            if not self._of_member[member]:
-                del self._of_member[member]
+            del self._rounds_by_name[key]
+        for name in removed_round.any_request.names:
+            member = (removed_round.process_set, name)
+            self._rounds_by_member[member].remove(removed_round)
+            if not self._rounds_by_member[member]:
+                del self._rounds_by_member[member]
 
-    def waiting(self) -> list[Round]:
-        """Returns all incomplete rounds."""
-        return [found for rounds in self._waiting.values() for found in rounds]
+    def list_incomplete(self) -> list[Round]:
+        """Returns all rounds that some ranks have not requested yet."""
+        return [pending_round for rounds in self._rounds_by_name.values() for pending_round in rounds]
 
-    def missing(self, found: Round) -> list[int]:
+    def find_missing_ranks(self, pending_round: Round) -> list[int]:
         """Returns the ranks that have not requested the collective."""
-        return [r for r in self.sets[found.process_set] if r not in found.requests]
+        return [r for r in self.sets[pending_round.process_set] if r not in pending_round.requests]
 
     def add_set(self, ranks: Sequence[int]) -> int:
-        """Returns the number of the new process set, or -1 if one with these ranks exists."""
+        """Adds a process set. Returns its number, or -1 if a set with these ranks exists."""
         ranks = tuple(ranks)
         if ranks in self.sets.values():
             return -1
@@ -111,16 +125,16 @@ class Table:
         return number
 
     def remove_set(self, number: int) -> int:
-        """Returns the number of the removed process set, or -1 if it does not exist."""
+        """Removes a process set. Returns its number, or -1 if it does not exist."""
         return number if number and self.sets.pop(number, None) is not None else -1
 
-    def at_odds(self) -> Iterator[list[Round]]:
-        """Yields rounds of one process set that wait for each other: each rank waits in one of them.
+    def find_deadlocks(self) -> Iterator[list[Round]]:
+        """Yields the rounds of each process set in which every rank waits, in different collectives.
 
-        No request that could complete one of them can come from a blocked thread.
+        A blocked thread cannot send the request that would complete one of them.
         """
         for number, ranks in self.sets.items():
-            rounds = [r for r in self.waiting() if r.process_set == number]
-            asking = {rank for found in rounds for rank in found.requests}
-            if len(rounds) > 1 and len(asking) == len(ranks):
+            rounds = [r for r in self.list_incomplete() if r.process_set == number]
+            requesting_ranks = {rank for pending_round in rounds for rank in pending_round.requests}
+            if len(rounds) > 1 and len(requesting_ranks) == len(ranks):
                 yield rounds

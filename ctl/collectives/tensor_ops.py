@@ -1,4 +1,4 @@
-"""Collectives on tensors: immediate when TensorFlow runs eagerly, otherwise nodes of a graph."""
+"""Collectives on tensors, executed eagerly or added to a graph."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from ctl.collectives.calls import Call, submit_call, wait_for_results
 
 _LARGE = 1 << 20
 _MANY = 8  # arrays
-_SMALL = 1 << 16  # bytes of an array; larger ones are not worth another copy
+_SMALL = 1 << 16  # bytes; larger arrays are not copied
 _ALIGNMENT = 64
 _FRAMEWORK_FOLDERS = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
@@ -22,23 +22,33 @@ _FRAMEWORK_FOLDERS = (
 )
 
 
-def outputs(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default: str) -> list[Any]:
-    """Returns the results of a collective: eager tensors, or tensors of the current graph."""
-    call.group.check_known()
+def run_collective(call: Call, tensors: Sequence[tf.Tensor], name: str | None, default: str) -> list[Any]:
+    """Runs a collective eagerly, or adds its nodes to the current graph.
+
+    Args:
+      call: The collective, without a name.
+      tensors: Its inputs.
+      name: Name given by the user, or None.
+      default: Name without `name`. Eager calls are then also identified by their program line.
+
+    Returns:
+      The result tensors.
+    """
+    call.group.check_registered()
     if tf.executing_eagerly():
-        line = "" if name else _program_line()
+        line = "" if name else _find_program_line()
         pending_call = submit_call(replace(call, name=name or default, line=line), tensors)
-        return _tensors(wait_for_results(pending_call))
-    call = replace(call, name=_unique(name or default, call.ignores_scope), is_eager=False)
+        return _to_tensors(wait_for_results(pending_call))
+    call = replace(call, name=_create_unique_name(name or default, call.ignores_scope), is_eager=False)
     return graph_nodes.add_collective(call, tensors)
 
 
-def barrier_in_graph(call: Call, name: str) -> tf.Operation:
-    """Returns an operation that ends when all ranks have run it."""
-    return graph_nodes.add_barrier(replace(call, name=_unique(name), is_eager=False))
+def add_graph_barrier(call: Call, name: str) -> tf.Operation:
+    """Adds an operation to the current graph that completes when all ranks have run it."""
+    return graph_nodes.add_barrier(replace(call, name=_create_unique_name(name), is_eager=False))
 
 
-def _program_line() -> str:
+def _find_program_line() -> str:
     """Returns the first line of the call stack outside of this package and TensorFlow."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_FRAMEWORK_FOLDERS):
@@ -48,19 +58,21 @@ def _program_line() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def _tensors(arrays: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns eager tensors. Many small arrays of one dtype and shape become tensors by one operation."""
+def _to_tensors(arrays: Sequence[Any]) -> list[tf.Tensor]:
+    """Converts arrays to eager tensors, many small arrays of one dtype and shape with one operation."""
     first = arrays[0] if arrays else None
     if len(arrays) < _MANY or not isinstance(first, np.ndarray) or first.nbytes > _SMALL:
-        return [_tensor(array) for array in arrays]
-    kind = first.dtype, first.shape
-    if not all(isinstance(array, np.ndarray) and (array.dtype, array.shape) == kind for array in arrays):
-        return [_tensor(array) for array in arrays]
+        return [_to_tensor(array) for array in arrays]
+    signature = first.dtype, first.shape
+    if not all(
+        isinstance(array, np.ndarray) and (array.dtype, array.shape) == signature for array in arrays
+    ):
+        return [_to_tensor(array) for array in arrays]
     return tf.unstack(tf.convert_to_tensor(np.stack(arrays)), num=len(arrays))
 
 
-def _tensor(array: Any) -> tf.Tensor:
-    """Returns an eager tensor; a large array that has no other reader is not copied.
+def _to_tensor(array: Any) -> tf.Tensor:
+    """Converts an array to an eager tensor. A large writable array is not copied if it is aligned.
 
     TensorFlow aborts on unaligned memory.
     """
@@ -75,7 +87,7 @@ def _tensor(array: Any) -> tf.Tensor:
     return tf.convert_to_tensor(array)
 
 
-def _unique(name: str, ignores_scope: bool = False) -> str:
+def _create_unique_name(name: str, ignores_scope: bool = False) -> str:
     cleaned = re.sub("[^a-zA-Z0-9_./]", "_", name)
     graph = tf.compat.v1.get_default_graph()
     if not ignores_scope:

@@ -1,6 +1,6 @@
-"""Chrome trace of the collectives (chrome://tracing, Perfetto): one row per tensor.
+"""Chrome trace of the collectives (chrome://tracing, Perfetto), with one row per tensor.
 
-A write error ends the trace, with a message on stderr, but not the job.
+A write error ends the trace with a message on stderr. It does not end the job.
 """
 
 import contextlib
@@ -20,81 +20,83 @@ class Timeline:
         self._file: IO[str] | None = None
         self._lock = threading.Lock()
         self._rows: dict[str, int] = {}
-        self._open: set[str] = set()
+        self._open_negotiations: set[str] = set()
         self._mark_cycles = False
         self._started = 0.0
 
     def start(self, path: str, *, mark_cycles: bool = False) -> None:
-        """Starts a new file. Raises OSError."""
+        """Starts a new trace file. Raises OSError if it cannot be created."""
         self.stop()
         with self._lock:
             self._file = Path(path).open("w")  # noqa: SIM115  until stop()
             self._file.write("[\n")
-            self._rows, self._open = {}, set()
+            self._rows, self._open_negotiations = {}, set()
             self._mark_cycles = mark_cycles
             self._started = time.monotonic()
 
     def stop(self) -> None:
-        """Closes the file, which is valid JSON afterwards."""
+        """Completes the file as valid JSON and closes it."""
         with self._lock:
             if self._file is not None:
-                with self._until_it_fails():
+                with self._close_on_error():
                     self._file.write("{}]\n")
                     self._file.close()
                 self._file = None
 
-    def asked(self, name: str, kind: str, rank: int) -> None:
+    def record_request(self, name: str, collective_kind: str, rank: int) -> None:
         """Records the request of a rank."""
         with self._lock:
             if self._file is None:
                 return
-            with self._until_it_fails():
-                if name not in self._open:
-                    self._open.add(name)
-                    self._write("B", name, f"NEGOTIATE_{kind.upper()}")
+            with self._close_on_error():
+                if name not in self._open_negotiations:
+                    self._open_negotiations.add(name)
+                    self._write("B", name, f"NEGOTIATE_{collective_kind.upper()}")
                 self._write("X", name, str(rank), dur=0)
 
-    def agreed(self, name: str) -> None:
+    def record_agreement(self, name: str) -> None:
         """Records that all ranks have requested the collective."""
         with self._lock:
-            if self._file is not None and name in self._open:
-                self._open.discard(name)
-                with self._until_it_fails():
+            if self._file is not None and name in self._open_negotiations:
+                self._open_negotiations.discard(name)
+                with self._close_on_error():
                     self._write("E", name, "")
 
-    def did(self, name: str, kind: str, start: float) -> None:
-        """Records a collective that started at `start` (`time.monotonic()`) and has ended now."""
+    def record_execution(self, name: str, collective_kind: str, start: float) -> None:
+        """Records a collective that started at `start` (`time.monotonic()`) and ends now."""
         with self._lock:
             if self._file is not None and start >= self._started:
                 ended = time.monotonic()
-                with self._until_it_fails():
-                    self._write("X", name, kind.upper(), at=start, dur=int(1e6 * (ended - start)))
+                with self._close_on_error():
+                    self._write(
+                        "X", name, collective_kind.upper(), at=start, dur=int(1e6 * (ended - start))
+                    )
 
-    def cycle(self) -> None:
+    def record_cycle(self) -> None:
         """Records a cycle of the coordinator."""
         with self._lock:
             if self._file is not None and self._mark_cycles:
-                with self._until_it_fails():
+                with self._close_on_error():
                     self._write("i", "", "CYCLE_START", s="g")
 
     @contextlib.contextmanager
-    def _until_it_fails(self) -> Iterator[None]:
+    def _close_on_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as e:
             with contextlib.suppress(OSError):
                 assert self._file is not None
                 self._file.close()
-            print(f"hvd: the timeline ends here: {e.strerror or e}", file=sys.stderr, flush=True)
+            print(f"hvd: cannot write the timeline: {e.strerror or e}", file=sys.stderr, flush=True)
             self._file = None
 
-    def _write(self, phase: str, row: str, what: str, at: float | None = None, **more: Any) -> None:
+    def _write(self, phase: str, row: str, event_name: str, at: float | None = None, **fields: Any) -> None:
         assert self._file is not None
         if row not in self._rows:
             number = self._rows[row] = len(self._rows)
-            named = {"name": "process_name", "ph": "M", "pid": number, "args": {"name": row}}
-            self._file.write(json.dumps(named) + ",\n")
+            metadata = {"name": "process_name", "ph": "M", "pid": number, "args": {"name": row}}
+            self._file.write(json.dumps(metadata) + ",\n")
         micros = int(1e6 * ((time.monotonic() if at is None else at) - self._started))
-        event = {"name": what, "ph": phase, "pid": self._rows[row], "tid": 0, "ts": micros, **more}
+        event = {"name": event_name, "ph": phase, "pid": self._rows[row], "tid": 0, "ts": micros, **fields}
         self._file.write(json.dumps(event) + ",\n")
         self._file.flush()

@@ -1,4 +1,4 @@
-"""Collectives that a node of a graph has requested, until another node takes the results."""
+"""Storage of pending collectives between the graph node that requests them and the node that takes them."""
 
 import itertools
 import threading
@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-_MAX_UNCLAIMED = 64  # results of one node that no other node has taken
+_MAX_UNCLAIMED = 64  # values per node
 T = TypeVar("T")
 
 
@@ -14,7 +14,7 @@ class Unclaimed(Generic[T]):
     """Thread-safe storage of pending collectives by number.
 
     Args:
-      discard: Called with each value that is dropped.
+      discard: Called with each dropped value.
     """
 
     def __init__(self, discard: Callable[[T], None]) -> None:
@@ -30,7 +30,7 @@ class Unclaimed(Generic[T]):
     def put(self, node: str, value: T) -> int:
         """Stores a value and returns its number.
 
-        A result that no other node uses is dropped after further ones of the same node.
+        If a node has more than `_MAX_UNCLAIMED` values, its oldest value is dropped.
         """
         dropped = None
         with self._lock:

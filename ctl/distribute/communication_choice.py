@@ -127,8 +127,8 @@ def _medians(engine: Engine, measure: Callable[[], list[float]]) -> list[float]:
 
 def _slowest(engine: Engine, numbers: Sequence[float]) -> np.ndarray:
     """Returns the element-wise maximum over all workers. All workers call it."""
-    table = np.zeros((engine.place.size, len(numbers)))
-    table[engine.place.rank] = numbers
+    table = np.zeros((engine.ranks.size, len(numbers)))
+    table[engine.ranks.rank] = numbers
     return np.reshape(engine.sum("ctl.communication", table.ravel()), table.shape).max(axis=0)
 
 

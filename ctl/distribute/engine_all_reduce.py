@@ -26,7 +26,7 @@ from ctl.collectives.calls import Call, Members
 from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.engine import Engine
 from ctl.collectives.errors import HorovodInternalError
-from ctl.collectives.ranks import among
+from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import read_settings
 from ctl.distribute import collective_debug
 from ctl.distribute.topology import Topology
@@ -80,10 +80,12 @@ def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
             stall_warning=0.0,
             stall_shutdown=limits.timeout_secs,
             stall_name="--collective_timeout_secs",
-            silence=limits.heartbeat_secs or _SILENCE_SECS,
+            heartbeat_timeout=limits.heartbeat_secs or _SILENCE_SECS,
         )
         try:
-            engine = Engine(among([address for address, _ in introductions], rank), settings, server=server)
+            engine = Engine(
+                build_ranks([address for address, _ in introductions], rank), settings, server=server
+            )
             engine.agree_on_paths()
             error_message = ""
         except (HorovodInternalError, UsageError, OSError) as e:
@@ -209,12 +211,12 @@ class _AllWorkers:
     """All ranks of an engine, as a `calls.CollectiveGroup`."""
 
     def __init__(self, engine: Engine):
-        self._members = Members(engine, 0, tuple(range(engine.place.size)))
+        self._members = Members(engine, 0, tuple(range(engine.ranks.size)))
 
     def members(self) -> Members:
         return self._members
 
-    def check_known(self) -> None:
+    def check_registered(self) -> None:
         """Does not raise an error: the group always has members."""
 
 
@@ -251,19 +253,19 @@ class _Launcher:
         for tensor in tensors:
             collective_debug.announce("all_reduce", tensor.shape, tensor.dtype.name)
         call = Call("allreduce", "", self._group, op=SUM, ignores_scope=True)
-        return tensor_ops.outputs(call, tensors, "ctl.sum", "")
+        return tensor_ops.run_collective(call, tensors, "ctl.sum", "")
 
     def _gathered(self, tensors: list) -> Iterator[Any]:
         for tensor in tensors:
             collective_debug.announce("all_gather", tensor.shape, tensor.dtype.name)
         call = Call("allgather", "", self._group, ignores_scope=True)
-        return iter(tensor_ops.outputs(call, tensors, "ctl.gather", "")[:-1])
+        return iter(tensor_ops.run_collective(call, tensors, "ctl.gather", "")[:-1])
 
 
 def all_to_all(engine: Engine, rows: tf.Tensor) -> tf.Tensor:
     """Exchanges rows between n workers: `[n * r, ...]` -> `[n * r, ...]`, r rows to and from each."""
     call = Call("alltoall", "", _AllWorkers(engine), ignores_scope=True)
-    return tf.ensure_shape(tensor_ops.outputs(call, [rows], "ctl.all_to_all", "")[0], rows.shape)
+    return tf.ensure_shape(tensor_ops.run_collective(call, [rows], "ctl.all_to_all", "")[0], rows.shape)
 
 
 def path_of(strategy: tf.distribute.Strategy) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ctl.collectives.ranks import Ranks, among
+from ctl.collectives.ranks import Ranks, build_ranks
 from ctl.distribute.platforms import detection, variables
 from ctl.distribute.topology import TRAINING_TYPES
 from ctl.errors import UsageError
@@ -26,7 +26,7 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
             f"TF_CONFIG's task is {topology.task_type} {topology.task_index}; ctl.hvd has equal ranks "
             "only, expected a chief or a worker."
         )
-    ranks = among(topology.workers, topology.worker_index) if topology.num_workers > 1 else Ranks()
+    ranks = build_ranks(topology.workers, topology.worker_index) if topology.num_workers > 1 else Ranks()
     for name, expected in (("RANK", ranks.rank), ("SIZE", ranks.size)):
         came = variables.number(environ, f"HOROVOD_{name}")
         if came is not None and came != expected:

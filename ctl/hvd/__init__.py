@@ -1,6 +1,6 @@
 """Horovod's API without Horovod: `import ctl.hvd as hvd` instead of `horovod.tensorflow`.
 
-One process is one rank; start them with `ctlrun -np 2 python train.py`. See docs/horovod.md.
+Each process is one rank. Start the ranks with `ctlrun -np 2 python train.py`. See docs/horovod.md.
 """
 
 from typing import Any
@@ -93,7 +93,7 @@ __all__ = [
     "size_op", "start_timeline", "stop_timeline", "sycl_built", "util",
 ]  # fmt: skip
 
-_LATER = {
+_LAZY_MODULE_BY_NAME = {
     "SyncBatchNormalization": "sync_batch_norm",  # imports Keras
     "_executing_eagerly": "util",
     "_has_eager": "util",
@@ -101,15 +101,15 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Returns an attribute that is imported on its first use, because most scripts do not need it."""
+    """Imports an attribute on its first use, because most scripts do not need it."""
     from importlib import import_module
 
     if name == "run":
         return import_module("ctl.launch.run_function").run
     if name == "mpi_ops":  # Horovod defines these names in this module
         return import_module(__name__)
-    if name in _LATER:
-        return getattr(import_module(f"ctl.hvd.{_LATER[name]}"), name)
+    if name in _LAZY_MODULE_BY_NAME:
+        return getattr(import_module(f"ctl.hvd.{_LAZY_MODULE_BY_NAME[name]}"), name)
     if name in ("elastic", "keras", "util"):
         return import_module(f"ctl.hvd.{name}")
     raise AttributeError(f"ctl.hvd has no {name!r}; see the names in ctl.hvd.__all__.")

@@ -1,4 +1,4 @@
-"""Replacement of Horovod for code that cannot be changed, installed by `import ctl.hvd.as_horovod`.
+"""Replacement of Horovod for unmodified programs, installed by `import ctl.hvd.as_horovod`.
 
 Afterwards `import horovod.tensorflow` loads `ctl.hvd`, and so does `import perseus.tensorflow.horovod`, a
 vendor's name of the same API. Keras 3 then also accepts three spellings of Keras 2
@@ -50,41 +50,43 @@ def _install() -> None:
         return
     if _is_installed("horovod"):
         raise UsageError(
-            "ctl.hvd.as_horovod stands in for Horovod, but a module of that name can be imported here; "
+            "ctl.hvd.as_horovod replaces the module 'horovod', but a package of this name is installed; "
             "uninstall it, or import ctl.hvd instead."
         )
-    root = types.ModuleType("horovod", "Stands in for Horovod; see ctl.hvd.")
+    root = types.ModuleType("horovod", "Replacement of Horovod; see ctl.hvd.")
     root.__path__ = []
     root.__dict__.update(__ctl__=True, __version__=_VERSION)
     sys.modules["horovod"] = root
     for name, module in _MODULES.items():
-        found = sys.modules[f"horovod.{name}"] = importlib.import_module(module)
+        loaded_module = sys.modules[f"horovod.{name}"] = importlib.import_module(module)
         if "." not in name:
-            setattr(root, name, found)
+            setattr(root, name, loaded_module)
     root.__dict__["run"] = importlib.import_module("ctl.launch.run_function").run
-    for name, ours in _VENDORS.items():
-        _install_vendor(name, ours)
+    for name, horovod_name in _VENDORS.items():
+        _install_vendor(name, horovod_name)
     keras2_spellings.install_keras2_spellings()
 
 
-def _install_vendor(name: str, ours: str) -> None:
+def _install_vendor(name: str, horovod_name: str) -> None:
     """Installs modules under a vendor's names, unless the vendor's own package is installed."""
-    first = name.partition(".")[0]
-    if not getattr(sys.modules.get(first), "__ctl__", False) and _is_installed(first):
+    top_package = name.partition(".")[0]
+    if not getattr(sys.modules.get(top_package), "__ctl__", False) and _is_installed(top_package):
         return
     parts = name.split(".")
     for depth in range(1, len(parts)):
         parent = ".".join(parts[:depth])
         if parent not in sys.modules:
-            made = types.ModuleType(parent, "Stands in for a vendor's Horovod; see ctl.hvd.")
-            made.__path__ = []
-            made.__dict__["__ctl__"] = True
-            sys.modules[parent] = made
+            package = types.ModuleType(parent, "Replacement of a vendor's Horovod; see ctl.hvd.")
+            package.__path__ = []
+            package.__dict__["__ctl__"] = True
+            sys.modules[parent] = package
             if depth > 1:
-                setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], made)
-    for known in _MODULES:
-        if known == ours or known.startswith(f"{ours}."):
-            sys.modules[name + known.removeprefix(ours)] = sys.modules[f"horovod.{known}"]
+                setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], package)
+    for module_name in _MODULES:
+        if module_name == horovod_name or module_name.startswith(f"{horovod_name}."):
+            sys.modules[name + module_name.removeprefix(horovod_name)] = sys.modules[
+                f"horovod.{module_name}"
+            ]
     setattr(sys.modules[name.rpartition(".")[0]], parts[-1], sys.modules[name])
 
 

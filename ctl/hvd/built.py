@@ -1,23 +1,23 @@
-"""Build properties of the runtime, which scripts query before they use a feature."""
+"""Build properties of the runtime. Scripts query them before they use a feature."""
 
 
 def mpi_built() -> bool:
-    """Returns False: there is no MPI."""
+    """Returns False, because MPI is not used."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """Returns False: there is no MPI."""
+    """Returns False, because MPI is not used."""
     return False
 
 
 def mpi_threads_supported() -> bool:
-    """Returns False: there is no MPI."""
+    """Returns False, because MPI is not used."""
     return False
 
 
 def gloo_built() -> bool:
-    """Returns True: collectives run over TCP without MPI, which is the reason for this query in scripts."""
+    """Returns True, because collectives run over TCP without MPI."""
     return True
 
 
@@ -27,7 +27,7 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """Returns 1 if tensors use NCCL: TensorFlow has a GPU and CTL_COLLECTIVES is not "tcp". Else 0."""
+    """Returns 1 if NCCL is used (TensorFlow has a GPU and CTL_COLLECTIVES is not "tcp"), otherwise 0."""
     from ctl.collectives import tensorflow_plane
     from ctl.collectives.settings import read_settings
 

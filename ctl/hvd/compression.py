@@ -7,11 +7,11 @@ from ctl.hvd import process_sets
 
 
 class Compressor:
-    """A pair of functions around a reduction. Subclass it for a custom compression."""
+    """Conversion of tensors before and after a reduction. Base class of custom compressions."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns (tensor to send, context for `decompress`)."""
+        """Returns the tensor to send and a context for `decompress`."""
         raise NotImplementedError
 
     @staticmethod
@@ -25,14 +25,16 @@ class NoneCompressor(Compressor):
 
     @staticmethod
     def compress(tensor: Any) -> Any:
+        """Returns the tensor unchanged, and None."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
+        """Returns the tensor unchanged."""
         return tensor
 
 
-def _to(dtype: tf.DType) -> type[Compressor]:
+def _create_float_compressor(dtype: tf.DType) -> type[Compressor]:
     class FloatCompressor(Compressor):
         """A compressor that sends and sums floats in a smaller type. Other tensors are unchanged."""
 
@@ -49,8 +51,8 @@ def _to(dtype: tf.DType) -> type[Compressor]:
     return FloatCompressor
 
 
-FP16Compressor = _to(tf.float16)
-BF16Compressor = _to(tf.bfloat16)
+FP16Compressor = _create_float_compressor(tf.float16)
+BF16Compressor = _create_float_compressor(tf.bfloat16)
 
 
 class Compression:
@@ -62,9 +64,9 @@ class Compression:
 
 
 def effective_compression(compression: Any) -> Any:
-    """Returns the compression, or none instead of fp16 or bf16 if no tensor is sent through a network.
+    """Returns the compression, or `Compression.none` instead of fp16 or bf16 if all ranks share memory.
 
-    Between ranks that share memory, the conversion costs more than it saves, and it rounds.
+    Within one machine the conversion takes more time than it saves, and it rounds.
     """
-    is_own = compression in (FP16Compressor, BF16Compressor)
-    return NoneCompressor if is_own and process_sets.all_share_memory() else compression
+    is_builtin = compression in (FP16Compressor, BF16Compressor)
+    return NoneCompressor if is_builtin and process_sets.all_share_memory() else compression

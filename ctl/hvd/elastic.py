@@ -12,8 +12,8 @@
     train(state)
 
 If a rank is lost, the remaining ranks restore their last commit and resume without it. If ranks are added
-or leave in order, all ranks continue from their current state at the next commit. Start the script with
-`ctlrun --min-np 1 ...`.
+or removed without an error, all ranks continue from their current state at the next commit. Start the
+script with `ctlrun --min-np 1 ...`.
 """
 
 import functools
@@ -36,9 +36,10 @@ __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "r
 def run(func: Callable) -> Callable:
     """Decorates the training function. Its first argument is a `State`.
 
-    It synchronizes the state with rank 0, calls the function, and calls it again after each change of
-    the ranks, until it returns. Collectives belong inside: a new rank has not executed earlier ones.
-    In a job that is not elastic the state is synchronized once, and exceptions are propagated.
+    The wrapper synchronizes the state with rank 0 and calls the function. After each change of the ranks it
+    does so again, until the function returns. Call collectives only in the function, because a new rank has
+    not executed earlier ones. In a job that is not elastic, the state is synchronized once, and exceptions
+    are propagated.
     """
 
     @functools.wraps(func)
@@ -50,15 +51,15 @@ def run(func: Callable) -> Callable:
                 try:
                     if must_sync:
                         state.sync()
-                    elastic_line.tell_synced()
+                    elastic_line.report_synced()
                     return func(state, *args, **kwargs)
                 except Exception as e:
-                    interrupt = _interrupt(e)
+                    interrupt = _find_interrupt(e)
                     if interrupt is None or not elastic_line.is_elastic():
                         raise
                     if isinstance(interrupt, HorovodInternalError):
                         state.restore()
-                must_sync = _reset(getattr(interrupt, "skip_sync", False))
+                must_sync = _join_next_group(getattr(interrupt, "skip_sync", False))
                 state.on_reset()
         finally:
             elastic_line.remove_listener(state)
@@ -67,14 +68,14 @@ def run(func: Callable) -> Callable:
 
 
 class State:
-    """State that all ranks share. A subclass defines save, restore and synchronization.
+    """State that all ranks share. Subclasses implement save, restore and synchronization.
 
     Args:
       bcast_object: Broadcasts an object of rank 0. Defaults to `hvd.broadcast_object`.
       get_rank: Ignored.
 
     Attributes:
-      allow_pickle: Pickles objects of other types, too. Only for ranks that trust each other.
+      allow_pickle: If True, objects of unsupported types are pickled. Use it only if every rank is trusted.
     """
 
     allow_pickle = False
@@ -87,7 +88,7 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Registers functions to call after each change of the ranks, as to scale the learning rate."""
+        """Registers functions to call after each change of the ranks, for example to scale the rate."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -101,7 +102,7 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Records that hosts are removed (1), added (2), or both (3). Called in another thread."""
+        """Records that hosts were removed (1), added (2), or both (3). Called in another thread."""
         with self._lock:
             self._changes |= update_res
         self._host_messages.put((timestamp, update_res))
@@ -111,12 +112,15 @@ class State:
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Saves the state. Raises HostsUpdatedInterrupt if the ranks are to change. Collective."""
+        """Saves the state. Raises HostsUpdatedInterrupt if the ranks will change. Collective."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Executes the second half of `commit`: a small broadcast from rank 0. No-op if not elastic."""
+        """Raises HostsUpdatedInterrupt if the ranks will change. A no-op if the job is not elastic.
+
+        Collective: rank 0 broadcasts the changes.
+        """
         if not elastic_line.is_elastic():
             return
         with self._lock:
@@ -138,7 +142,7 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Handles a change of the ranks before the state is synchronized. By default a no-op."""
+        """Handles a change of the ranks before the state is synchronized. A no-op by default."""
 
     def _broadcast(self, obj: Any, name: str) -> Any:
         if self._bcast_object is not None:
@@ -147,28 +151,31 @@ class State:
 
 
 class ObjectState(State):
-    """A state of plain objects, each an attribute by its keyword: `ObjectState(epoch=0, batch=0)`."""
+    """A state of Python objects. Each keyword becomes an attribute: `ObjectState(epoch=0, batch=0)`."""
 
     def __init__(
         self, bcast_object: Callable | None = None, get_rank: Callable | None = None, **kwargs: Any
     ):
         super().__init__(bcast_object, get_rank)
         self._saved = kwargs
-        self._assign()
+        self._set_attributes()
 
     def save(self) -> None:
+        """Saves references to the attributes."""
         self._saved = {name: getattr(self, name) for name in self._saved}
 
     def restore(self) -> None:
-        self._assign()
+        """Restores the attributes of the last `save`."""
+        self._set_attributes()
 
     def sync(self) -> None:
+        """Replaces and saves the attributes with those of rank 0. Collective."""
         if self._saved:
-            mine = {name: getattr(self, name) for name in self._saved}
-            self._saved = self._broadcast(mine, "elastic.objects")
-            self._assign()
+            current_values = {name: getattr(self, name) for name in self._saved}
+            self._saved = self._broadcast(current_values, "elastic.objects")
+            self._set_attributes()
 
-    def _assign(self) -> None:
+    def _set_attributes(self) -> None:
         for name, value in self._saved.items():
             setattr(self, name, value)
 
@@ -186,19 +193,19 @@ class _VariableState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        for variable, value in zip(self._listed(), self._values, strict=False):
+        for variable, value in zip(self._list_variables(), self._values, strict=False):
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
-        variables.broadcast_variables(self._listed(), root_rank=0)
+        variables.broadcast_variables(self._list_variables(), root_rank=0)
         self._save_variables()
         super().sync()
 
     def _save_variables(self) -> None:
-        self._values = [np.array(variable.numpy()) for variable in self._listed()]
+        self._values = [np.array(variable.numpy()) for variable in self._list_variables()]
 
-    def _listed(self) -> list[Any]:
+    def _list_variables(self) -> list[Any]:
         raise NotImplementedError
 
 
@@ -214,16 +221,19 @@ class TensorFlowState(_VariableState):
         import tensorflow as tf
 
         if session is not None:
-            raise UsageError("a session came; ctl.hvd.elastic works in eager mode, expected None.")
+            raise UsageError(
+                f"TensorFlowState got session={session!r}; expected None, because ctl.hvd.elastic supports "
+                "eager mode only."
+            )
         self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
         if not self.variables:
             raise UsageError(
-                "there are no variables to keep; in TensorFlow 2 name them, as in "
+                "TensorFlowState got no variables; expected a list such as "
                 "TensorFlowState(variables=[*model.variables, step], batch=0)."
             )
         super().__init__(**kwargs)
 
-    def _listed(self) -> list[Any]:
+    def _list_variables(self) -> list[Any]:
         return self.variables
 
 
@@ -231,7 +241,7 @@ class TensorFlowKerasState(_VariableState):
     """A state of a Keras model, its optimizer, and objects by keyword. For Keras 3 and tf_keras.
 
     The state contains the weights of the model and all variables of the optimizer, which is built if
-    necessary. It does not contain seeds of layers such as dropout: each rank has its own.
+    necessary. It does not contain the seeds of layers such as dropout, which differ between ranks.
 
     Args:
       model: A built model.
@@ -241,12 +251,12 @@ class TensorFlowKerasState(_VariableState):
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any):
         if not getattr(model, "built", True):
-            raise UsageError("the model is not built yet; call model.build(input_shape) before.")
+            raise UsageError("the model is not built; call model.build(input_shape) before.")
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         super().__init__(**kwargs)
 
-    def _listed(self) -> list[Any]:
+    def _list_variables(self) -> list[Any]:
         return [*self.model.weights, *_optimizer_variables(self.optimizer, self.model)]
 
 
@@ -258,15 +268,15 @@ def _optimizer_variables(optimizer: Any, model: Any) -> list[Any]:
         optimizer_attributes.build_legacy(optimizer, model.trainable_variables)
     elif not optimizer_attributes.is_built(optimizer):
         optimizer.build(model.trainable_variables)
-    found = optimizer.variables
-    return list(found() if callable(found) else found)
+    optimizer_variables = optimizer.variables
+    return list(optimizer_variables() if callable(optimizer_variables) else optimizer_variables)
 
 
-def _reset(skip_sync: bool) -> bool:
+def _join_next_group(skip_sync: bool) -> bool:
     """Leaves the group and joins the next one. Returns True if the state has to be synchronized."""
     process.shutdown()
-    aggregation.forget_all()
-    elastic_line.may_skip_sync(skip_sync)
+    aggregation.reset_all()
+    elastic_line.set_skip_sync(skip_sync)
     while True:
         try:
             process.init()
@@ -275,11 +285,11 @@ def _reset(skip_sync: bool) -> bool:
             process.shutdown()
 
 
-def _interrupt(error: Exception) -> Exception | None:
-    """Returns the interrupt that caused an error, also in a tf.function, or None for other errors."""
-    own = graph_errors.with_own_type(error)
-    if isinstance(own, HorovodInternalError | HostsUpdatedInterrupt):
-        return own
+def _find_interrupt(error: Exception) -> Exception | None:
+    """Returns the interrupt that caused an error, including errors of a tf.function, or None."""
+    original_error = graph_errors.restore_error_type(error)
+    if isinstance(original_error, HorovodInternalError | HostsUpdatedInterrupt):
+        return original_error
     import tensorflow as tf
 
     if isinstance(error, tf.errors.OpError) and HorovodInternalError.__name__ in str(error):

@@ -1,6 +1,6 @@
 """Connection from an elastic worker to the launcher, which assigns ranks.
 
-    place = placement()                  # blocks until the launcher has a group
+    ranks = join_next_group()            # blocks until the launcher has a group
     add_listener(state)                  # state.on_hosts_updated(timestamp, result)
 
 The launcher passes its address in CTL_HVD_RENDEZVOUS. Without it, a job is not elastic and this module is
@@ -26,10 +26,10 @@ from ctl.launch.rank_environment import rank_environ
 
 LAUNCHER_VARIABLE = "CTL_HVD_RENDEZVOUS"
 REMOVED, ADDED = 1, 2  # bit flags of the second argument of `on_hosts_updated`
-_LOOK_SECS = 0.5
-_REACH_SECS = 60.0  # for a launcher that does not answer in time
+_POLL_SECS = 0.5
+_CONNECT_SECS = 60.0  # time limit for the connection to the launcher
 _RETRY_SECS = 0.2
-_MOST_PORTS = 10  # limit of ports of one process that another program occupied before it could listen
+_MAX_PORTS = 10  # attempts of one process to listen at a port that another program does not use
 T = TypeVar("T")
 
 
@@ -40,59 +40,67 @@ class HostListener(Protocol):
         """Handles a change. Called in another thread, possibly several times for the same change."""
 
 
-class Left(SystemExit):
-    """Exit with code 0 of a process that the launcher does not need any more."""
+class WorkerReleasedExit(SystemExit):
+    """Exit of a process that the launcher has released, with code 0."""
 
 
 class _Client:
-    """The connection and the messages received over it."""
+    """Connection to the launcher, with a thread that receives messages.
+
+    Attributes:
+      listeners: Listeners for changes of the hosts.
+      loss_listener: Called with a message after the loss of a rank of the newest group.
+      lost: Message about a lost rank of the newest group, or an empty string.
+      skip_sync: Flag of the next request: this process needs no part of the state.
+      must_sync: True if the newest group has to synchronize its state.
+    """
 
     def __init__(self) -> None:
         self.listeners: list[HostListener] = []
-        self.loss_listener: Callable[[str], None] = lambda why: None
+        self.loss_listener: Callable[[str], None] = lambda message: None
         self.lost = ""
-        self.skips_sync = False
+        self.skip_sync = False
         self.must_sync = True
         self._generation = 0
         self._lock = threading.Lock()
         self._answers: queue.SimpleQueue[dict] = queue.SimpleQueue()
-        self._line = _call()
+        self._connection = _connect_to_launcher()
         threading.Thread(target=self._read, name="elastic-line", daemon=True).start()
 
-    def placement(self) -> Ranks:
-        """Joins the next group. Returns when the group is complete."""
+    def join_next_group(self) -> Ranks:
+        """Joins the next group. Blocks until the group is complete."""
         (port,) = free_ports(1, "0.0.0.0")
-        self._line.send({"join": port, "skips_sync": self.skips_sync})
-        self.skips_sync = False
-        answer = self._answer()
+        self._connection.send({"join": port, "skips_sync": self.skip_sync})
+        self.skip_sync = False
+        answer = self._wait_for_answer()
         if "leave" in answer:
-            print("ctl.hvd: the launcher needs this process no more; it ends", file=sys.stderr)
-            raise Left(0)
+            print("ctl.hvd: the launcher has released this process; exiting", file=sys.stderr)
+            raise WorkerReleasedExit(0)
         if "failure" in answer:
             raise PeerLostError(f"there is no new group of ranks: {answer['failure']}")
-        place = answer["place"]
+        placement_fields = answer["place"]
         self.must_sync = answer["must_sync"]
-        found = Ranks(**{**place, "addresses": tuple(place["addresses"])})
-        os.environ.update(rank_environ(found, os.environ.get("HOROVOD_HOSTNAME", "")))
-        return found
+        ranks = Ranks(**{**placement_fields, "addresses": tuple(placement_fields["addresses"])})
+        os.environ.update(rank_environ(ranks, os.environ.get("HOROVOD_HOSTNAME", "")))
+        return ranks
 
-    def give_up(self, group: int, why: str) -> None:
-        """Reports that this process cannot connect to its group, so that its peers do not wait for it."""
-        self._line.send({"unmet": group, "why": why})
+    def report_failed_group(self, group: int, reason: str) -> None:
+        """Reports that this process cannot connect to its group. Its peers then stop waiting for it."""
+        self._connection.send({"unmet": group, "why": reason})
 
-    def tell_synced(self) -> None:
+    def report_synced(self) -> None:
         """Reports that this process has the state of the job and may be rank 0 of the next group."""
-        self._line.send({"synced": True})
+        self._connection.send({"synced": True})
 
-    def _answer(self) -> dict:
+    def _wait_for_answer(self) -> dict:
         while True:  # an unlimited wait would block Ctrl-C
             try:
-                return self._answers.get(timeout=_LOOK_SECS)
+                return self._answers.get(timeout=_POLL_SECS)
             except queue.Empty:
                 continue
 
     def _read(self) -> None:
-        while (message := self._line.receive()) is not None:
+        while (message := self._connection.receive()) is not None:
             if "change" in message:
                 if message["group"] == self._generation:
                     for listener in list(self.listeners):
@@ -103,30 +111,30 @@ class _Client:
                     if notice is not None and message["group"] == self._generation:
                         notice(message["time"], message["notice"])
             elif "lost" in message:
-                gone = f"rank {message['lost']} is gone (its process has ended)."
-                self._lose(message.get("why", gone), message["group"])
+                default_message = f"rank {message['lost']} is gone (its process has ended)."
+                self._notify_loss(message.get("why", default_message), message["group"])
             else:
-                with self._lock:  # here, because the next message may report a loss
-                    self.lost, self.loss_listener = "", lambda why: None
+                with self._lock:  # before the next message, which may report a loss
+                    self.lost, self.loss_listener = "", lambda message: None
                     self._generation = message.get("place", {}).get("generation", 0)
                 self._answers.put(message)
         self._answers.put({"failure": "the launcher is gone"})
 
-    def _lose(self, why: str, group: int) -> None:
+    def _notify_loss(self, error_message: str, group: int) -> None:
         with self._lock:
             if group != self._generation:
                 return
-            self.lost = why
-            tell = self.loss_listener
-        tell(why)
+            self.lost = error_message
+            notify = self.loss_listener
+        notify(error_message)
 
-    def on_loss(self, tell: Callable[[str], None]) -> None:
-        """Sets the listener of the newest group. Calls it at once if a rank is already lost."""
+    def set_loss_listener(self, listener: Callable[[str], None]) -> None:
+        """Sets the listener of the newest group. Calls it immediately if a rank is already lost."""
         with self._lock:
-            self.loss_listener = tell
-            lost = self.lost
-        if lost:
-            tell(lost)
+            self.loss_listener = listener
+            error_message = self.lost
+        if error_message:
+            listener(error_message)
 
 
 _client: _Client | None = None
@@ -138,75 +146,79 @@ def is_elastic() -> bool:
     return bool(os.environ.get(LAUNCHER_VARIABLE))
 
 
-def placement() -> Ranks:
+def join_next_group() -> Ranks:
     """Returns the ranks of this process in the next group. Blocks until the launcher has one.
 
-    Raises PeerLostError if there will be no group, and Left, which ends the process with exit code 0,
-    if this process is not needed any more.
+    Raises:
+      PeerLostError: If the launcher cannot start another group, or has ended.
+      WorkerReleasedExit: If the launcher has released this process. It ends the process with exit code 0.
     """
-    return _connected().placement()
+    return _get_client().join_next_group()
 
 
-def meet_group(connect: Callable[[Ranks], T]) -> T:
-    """Returns the result of `connect` for the next complete group. Retries if a group fails meanwhile.
+def connect_group(connect: Callable[[Ranks], T]) -> T:
+    """Calls `connect` for the next group and returns its result. Retries with the next group on failure.
 
-    A port that another program occupies before this process could listen there fails the group, too.
+    A group also fails if another program uses the port of a process. That process then takes another port.
     """
-    ports = 0
+    num_ports = 0
     while True:
-        place = placement()
+        ranks = join_next_group()
         try:
-            return connect(place)
+            return connect(ranks)
         except PortInUseError as e:
-            ports += 1
-            if ports == _MOST_PORTS:
+            num_ports += 1
+            if num_ports == _MAX_PORTS:
                 raise
-            print(f"ctl.hvd: {e} It takes another port.", file=sys.stderr)
-            _connected().give_up(place.generation, str(e))
+            print(f"ctl.hvd: {e} Retrying with another port.", file=sys.stderr)
+            _get_client().report_failed_group(ranks.generation, str(e))
         except HorovodInternalError as e:
-            print(f"ctl.hvd: group {place.generation} broke at once: {e}", file=sys.stderr)
-            time.sleep(_LOOK_SECS)
+            print(f"ctl.hvd: group {ranks.generation} failed to connect: {e}", file=sys.stderr)
+            time.sleep(_POLL_SECS)
 
 
 def add_listener(listener: HostListener) -> None:
-    """Adds a listener for changes of the hosts. Outside of an elastic job there are none."""
+    """Adds a listener for changes of the hosts. A no-op if the job is not elastic."""
     if is_elastic():
-        _connected().listeners.append(listener)
+        _get_client().listeners.append(listener)
 
 
 def remove_listener(listener: HostListener) -> None:
-    """Removes a listener."""
+    """Removes a listener. A no-op if it was not added."""
     if _client is not None and listener in _client.listeners:
         _client.listeners.remove(listener)
 
 
-def lost() -> str:
+def read_loss() -> str:
     """Returns a message about a failed rank of the newest group, or an empty string."""
     return "" if _client is None else _client.lost
 
 
-def on_loss(tell: Callable[[str], None]) -> None:
-    """Registers a function that is called with `lost()`, in another thread, if a rank is lost."""
-    _connected().on_loss(tell)
+def set_loss_listener(listener: Callable[[str], None]) -> None:
+    """Sets the function that is called, in another thread, with a message about the loss of a rank.
+
+    It applies to the newest group. If a rank is already lost, it is called immediately.
+    """
+    _get_client().set_loss_listener(listener)
 
 
-def may_skip_sync(skips: bool) -> None:
-    """Sets a flag of the next `placement`: True if this process needs no part of the state."""
-    _connected().skips_sync = skips
+def set_skip_sync(skip: bool) -> None:
+    """Sets a flag for the next `join_next_group`: True if this process needs no part of the state."""
+    _get_client().skip_sync = skip
 
 
 def must_sync() -> bool:
-    """Returns True if the newest group has to synchronize, unless all of its ranks may skip it."""
+    """Returns True if the newest group has to synchronize its state. False if all ranks may skip it."""
     return _client is None or _client.must_sync
 
 
-def tell_synced() -> None:
+def report_synced() -> None:
     """Reports that this process has the state of the job and may be rank 0 of the next group."""
     if is_elastic():
-        _connected().tell_synced()
+        _get_client().report_synced()
 
 
-def _connected() -> _Client:
+def _get_client() -> _Client:
     global _client  # noqa: PLW0603  one per process, as ranks are
     with _lock:
         if _client is None:
@@ -214,23 +226,23 @@ def _connected() -> _Client:
         return _client
 
 
-def _call() -> JsonLines:
+def _connect_to_launcher() -> JsonLines:
     host, _, port = os.environ.get(LAUNCHER_VARIABLE, "").rpartition(":")
     secret, worker = authenticated_channel.job_secret(), os.environ.get("CTL_HVD_WORKER", "")
     if not (host and port.isdigit() and secret and worker.isdigit()):
         raise UsageError(
-            f"{LAUNCHER_VARIABLE}, CTL_HVD_WORKER and CTL_HVD_SECRET do not say together where the "
-            "launcher is; they are for `ctlrun` to set. Start the script with `ctlrun --min-np 1 -np 2 "
-            "python ...`."
+            f"{LAUNCHER_VARIABLE}, CTL_HVD_WORKER and CTL_HVD_SECRET do not contain the address of a "
+            "launcher; expected the values that `ctlrun` sets. Start the script with `ctlrun --min-np 1 "
+            "-np 2 python ...`."
         )
     endpoint = authenticated_channel.Endpoint(secret, worker_channels.PURPOSE, worker_channels.IDENTITY)
-    until_secs = time.monotonic() + _REACH_SECS
+    deadline_secs = time.monotonic() + _CONNECT_SECS
     while True:
         try:
             connection = authenticated_channel.connect((host, int(port)), endpoint, {"worker": int(worker)})
             return JsonLines(connection)
-        except OSError as e:  # connections of many other processes may have delayed its answer
-            is_gone = isinstance(e, ConnectionRefusedError)
-            if is_gone or time.monotonic() > until_secs:
+        except OSError as e:  # the launcher may be busy with the connections of many processes
+            is_refused = isinstance(e, ConnectionRefusedError)
+            if is_refused or time.monotonic() > deadline_secs:
                 raise PeerLostError(f"the launcher at {host}:{port} cannot be reached: {e}") from None
         time.sleep(_RETRY_SECS)

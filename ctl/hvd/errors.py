@@ -13,7 +13,7 @@ __all__ = [
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Notification that hosts were added or removed. `elastic.run` continues with a new set of ranks.
+    """Interrupt because hosts were added or removed. `elastic.run` continues with a new set of ranks.
 
     Attributes:
       skip_sync: True if no rank was added, so no rank needs the state of another.
@@ -25,8 +25,8 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """An error that is never raised: no code is compiled for a TensorFlow version. For `except`."""
+    """An error that is never raised, because no compiled code depends on TensorFlow's version."""
 
 
 class RefusedError(CtlError, NotImplementedError):
-    """Rejection of an existing part of the API. The message names an alternative."""
+    """Error for an unsupported part of Horovod's API. The message names an alternative."""

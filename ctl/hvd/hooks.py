@@ -7,20 +7,20 @@ from ctl.hvd.variables import broadcast_variables
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Returns an operation that assigns the variables of `root_rank` on all ranks. Run it on all ranks.
+    """Returns an operation that broadcasts all variables of `root_rank`. Collective when it runs.
 
-    Raises RuntimeError when executing eagerly, because there is no list of all variables then.
+    Raises RuntimeError when executing eagerly, because TensorFlow then has no list of all variables.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
-            "broadcast_global_variables() is for graphs; when executing eagerly, expected "
-            "hvd.broadcast_variables(model.variables, root_rank=0), and the optimizer's likewise."
+            "broadcast_global_variables() was called in eager mode; expected a graph. In eager mode call "
+            "hvd.broadcast_variables(model.variables, root_rank=0), also for the optimizer's variables."
         )
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """A hook that broadcasts once the session is created: `MonitoredTrainingSession(hooks=[this])`.
+    """A hook that broadcasts the variables of one rank after the creation of the session.
 
     Args:
       root_rank: Rank with the variables to broadcast.

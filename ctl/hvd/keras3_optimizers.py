@@ -1,7 +1,7 @@
-"""A Keras 3 optimizer that exchanges its gradients before it applies them.
+"""Distributed Keras 3 optimizer, which exchanges its gradients before it applies them.
 
-The optimizer's class is replaced with a subclass of the same name, so a saved model can be loaded with and
-without `ctl.hvd`. The new optimizer has the variables of the old one, so training continues.
+The class of the optimizer is replaced with a subclass of the same name. A saved model can therefore be
+loaded with and without `ctl.hvd`. Training continues, because the new optimizer has the same variables.
 """
 
 from typing import Any
@@ -13,23 +13,24 @@ from ctl.hvd.errors import RefusedError
 from ctl.hvd.reducing import Exchange, Reduction
 from ctl.tensorflow_patches import keras_compilation, optimizer_attributes
 
-_INSIDE_OUT = (
-    "A LossScaleOptimizer was put around a DistributedOptimizer; a rank that overflows would skip the "
-    "exchange that the others wait in. Expected the other order: "
+_WRONG_NESTING = (
+    "A LossScaleOptimizer wraps a DistributedOptimizer; a rank with an overflow would skip the exchange "
+    "and block the other ranks. Expected the opposite order: "
     "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). For model.compile "
-    'under the policy "mixed_float16", set the policy before hvd.DistributedOptimizer is called.'
+    'under the policy "mixed_float16", set the policy before you call hvd.DistributedOptimizer.'
 )
 
 
 class CallableList(list):
-    """A list that may also be called, for `optimizer.variables` and `optimizer.variables()`."""
+    """A callable list, for `optimizer.variables` and `optimizer.variables()`."""
 
     def __call__(self) -> "CallableList":
+        """Returns the list itself."""
         return self
 
 
 class Distributed:
-    """Common base of the optimizers of Keras 3 and of tf_keras, with one exchange per optimizer."""
+    """Base class of distributed optimizers of Keras 3 and of tf_keras, with one exchange per optimizer."""
 
     _hvd_options: tuple[Reduction, int, bool]
 
@@ -47,17 +48,19 @@ class Distributed:
 
     @property
     def variables(self) -> CallableList:
-        """State of the optimizer, as a list that may also be called."""
-        found = super().variables  # type: ignore[misc]
-        return CallableList(found() if callable(found) and not isinstance(found, list) else found)
+        """Variables of the optimizer, as a callable list."""
+        variables = super().variables  # type: ignore[misc]
+        return CallableList(
+            variables() if callable(variables) and not isinstance(variables, list) else variables
+        )
 
     def __reduce__(self) -> Any:
-        """Makes copies and pickles distributed, too. Keras alone would restore the base optimizer."""
-        before, base = type(self).__bases__
-        plain: Any = object.__new__(base)
-        kept = {k: v for k, v in self.__dict__.items() if not k.startswith("_hvd_")}
-        plain.__dict__.update(kept)
-        return distributed, (plain, before, self._hvd_options)
+        """Preserves the distributed class in copies and pickles. Keras would restore the base optimizer."""
+        mixin, base = type(self).__bases__
+        base_optimizer: Any = object.__new__(base)
+        base_state = {k: v for k, v in self.__dict__.items() if not k.startswith("_hvd_")}
+        base_optimizer.__dict__.update(base_state)
+        return distributed, (base_optimizer, mixin, self._hvd_options)
 
     def register_local_var(self, var: Any) -> None:
         """Keeps the gradient of `var` on this rank, for a layer that other ranks do not have."""
@@ -65,7 +68,7 @@ class Distributed:
 
 
 class Keras3(Distributed):
-    """A mixin that precedes the class of a Keras 3 optimizer in a common subclass."""
+    """Mixin for Keras 3 optimizers. It precedes the optimizer's class in a common subclass."""
 
     built: bool
     build: Any
@@ -73,7 +76,7 @@ class Keras3(Distributed):
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Exchanges and applies the gradients. Collective. With several passes, in the last one only."""
+        """Exchanges and applies the gradients. Collective. With several passes, only in the last one."""
         if len(grads) == 0:
             return
         variables = self._trainable_variables if trainable_variables is None else trainable_variables
@@ -87,31 +90,37 @@ class Keras3(Distributed):
         if not self.built:
             self.build(variables)  # a variable cannot be created in one branch
         reduced = exchange(grads, variables)
-        tf.cond(exchange.aggregator.is_due(), lambda: apply(reduced, variables), self._count)
+        tf.cond(exchange.aggregator.is_due(), lambda: apply(reduced, variables), self._count_step)
 
-    def _count(self) -> None:
+    def _count_step(self) -> None:
         inner: Any = getattr(self, "inner_optimizer", self)
         optimizer_attributes.count_step(inner)
 
     def __setattr__(self, name: Any, value: Any) -> None:
         """Raises RefusedError if a LossScaleOptimizer wraps this one, which sets this attribute to None."""
         if name == "loss_scale_factor" and value is None and name in self.__dict__:
-            raise RefusedError(_INSIDE_OUT)
+            raise RefusedError(_WRONG_NESTING)
         super().__setattr__(name, value)
 
 
-def with_loss_scale(optimizer: Any) -> Any:
-    """Returns the optimizer in a LossScaleOptimizer if the policy requires it, as `model.compile` would."""
+def add_loss_scale(optimizer: Any) -> Any:
+    """Wraps the optimizer in a LossScaleOptimizer if the dtype policy requires it, like `model.compile`."""
     import keras
 
-    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if scales or keras.config.dtype_policy().name != "mixed_float16":
+    has_loss_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if has_loss_scale or keras.config.dtype_policy().name != "mixed_float16":
         return optimizer
     return keras.optimizers.LossScaleOptimizer(optimizer)
 
 
-def distributed(optimizer: Any, before: type, options: tuple[Reduction, int, bool]) -> Any:
-    """Returns an optimizer with the same variables, of a new subclass of `before` and its class."""
+def distributed(optimizer: Any, mixin: type, options: tuple[Reduction, int, bool]) -> Any:
+    """Returns an optimizer with the same variables, of a new subclass of `mixin` and its class.
+
+    Args:
+      optimizer: Optimizer of Keras 3 or tf_keras.
+      mixin: `Keras3` or `TfKeras`.
+      options: The reduction, the passes per exchange, and True to average over the passes.
+    """
     keras_compilation.install_compilation_check(process.has_peers)
     base = type(optimizer)
     members = {
@@ -120,6 +129,6 @@ def distributed(optimizer: Any, before: type, options: tuple[Reduction, int, boo
         "__doc__": base.__doc__,
         "_hvd_options": options,
     }
-    made: Any = object.__new__(type(base.__name__, (before, base), members))
-    made.__dict__.update(optimizer.__dict__)
-    return made
+    distributed_optimizer: Any = object.__new__(type(base.__name__, (mixin, base), members))
+    distributed_optimizer.__dict__.update(optimizer.__dict__)
+    return distributed_optimizer

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from ctl.errors import UsageError
 from ctl.hvd import packing, process
-from ctl.hvd.process_sets import ProcessSet, global_process_set, ranks_of
+from ctl.hvd.process_sets import ProcessSet, global_process_set, resolve_process_set
 
 _PICKLED = b"P"
 _PACKED = b"J"
@@ -22,20 +22,20 @@ def broadcast_object(
     *,
     allow_pickle: bool = False,
 ) -> Any:
-    """Returns the object of `root_rank` on every rank. The root gets its own object unchanged.
+    """Returns the object of `root_rank` on every rank. Collective. The root gets its own object unchanged.
 
-    Objects are None, numbers, strings, bytes, lists, tuples, sets, dicts, NumPy arrays and eager
+    Supported objects are None, numbers, strings, bytes, lists, tuples, sets, dicts, NumPy arrays and eager
     tensors of these. Other objects raise UsageError on every rank. With `allow_pickle` on all ranks they
     are pickled. Use it only if every rank is trusted, because unpickling can execute code.
     `session` is ignored.
     """
-    mine = _packed(obj, allow_pickle) if process.rank() == root_rank else b""
-    index = _index(root_rank, process_set)
-    found = _gathered(mine, f"HorovodBroadcastObject.{name or ''}", process_set)[index]
+    packed_object = _pack_object(obj, allow_pickle) if process.rank() == root_rank else b""
+    index = _find_index(root_rank, process_set)
+    received = _gather_bytes(packed_object, f"HorovodBroadcastObject.{name or ''}", process_set)[index]
     if process.rank() == root_rank:
-        _read(found, allow_pickle)
+        _unpack_object(received, allow_pickle)
         return obj
-    return _read(found, allow_pickle)
+    return _unpack_object(received, allow_pickle)
 
 
 def allgather_object(
@@ -46,9 +46,11 @@ def allgather_object(
     *,
     allow_pickle: bool = False,
 ) -> list[Any]:
-    """Returns the objects of all ranks, in order. See `broadcast_object` for the supported types."""
-    parts = _gathered(_packed(obj, allow_pickle), f"HorovodAllgatherObject.{name or ''}", process_set)
-    return [_read(part, allow_pickle) for part in parts]
+    """Returns the objects of all ranks in order. Collective. For the types see `broadcast_object`."""
+    parts = _gather_bytes(
+        _pack_object(obj, allow_pickle), f"HorovodAllgatherObject.{name or ''}", process_set
+    )
+    return [_unpack_object(part, allow_pickle) for part in parts]
 
 
 def broadcast_object_fn(
@@ -57,7 +59,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns a function of an object that calls `broadcast_object`."""
+    """Returns a function that calls `broadcast_object` with its argument."""
 
     def broadcast(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)
@@ -65,41 +67,44 @@ def broadcast_object_fn(
     return broadcast
 
 
-def _index(root_rank: int, process_set: Any) -> int:
-    _, ranks = ranks_of(process_set)
+def _find_index(root_rank: int, process_set: Any) -> int:
+    _, ranks = resolve_process_set(process_set)
     if root_rank not in ranks:
         raise UsageError(f"the root rank is {root_rank}; expected one of {list(ranks)}.")
     return ranks.index(root_rank)
 
 
-def _packed(obj: Any, allow_pickle: bool) -> bytes:
-    """Returns the packed object, or a packed error message, which all ranks raise."""
+def _pack_object(obj: Any, allow_pickle: bool) -> bytes:
+    """Serializes an object, or an error message, which all ranks raise."""
     try:
-        return _PACKED + packing.packed_arrays(obj)
+        return _PACKED + packing.serialize_object(obj)
     except UsageError as e:
         if allow_pickle:
             return _PICKLED + pickle.dumps(obj)
         return b"E" + str(e).encode()
 
 
-def _read(data: bytes, allow_pickle: bool) -> Any:
-    kind, rest = data[:1], data[1:]
-    if kind == _PACKED:
-        return packing.unpacked(rest)
-    if kind == _PICKLED and allow_pickle:
-        return pickle.loads(rest)  # enabled explicitly
-    if kind == _PICKLED:
-        raise UsageError("a pickled object came; expected allow_pickle=True on all ranks, or none.")
-    raise UsageError(rest.decode())
+def _unpack_object(data: bytes, allow_pickle: bool) -> Any:
+    marker, content = data[:1], data[1:]
+    if marker == _PACKED:
+        return packing.deserialize_object(content)
+    if marker == _PICKLED and allow_pickle:
+        return pickle.loads(content)  # enabled explicitly
+    if marker == _PICKLED:
+        raise UsageError(
+            "received a pickled object, but allow_pickle is False on this rank; expected the same "
+            "allow_pickle on all ranks."
+        )
+    raise UsageError(content.decode())
 
 
-def _gathered(mine: bytes, name: str, process_set: Any) -> Sequence[bytes]:
-    number, _ = ranks_of(process_set)
+def _gather_bytes(own_bytes: bytes, name: str, process_set: Any) -> Sequence[bytes]:
+    number, _ = resolve_process_set(process_set)
     engine = process.engine()
-    asked = engine.ask("allgather", name, [np.frombuffer(mine, np.uint8)], process_set=number)
-    joined = engine.wait(asked)[0].tobytes()
+    pending = engine.submit("allgather", name, [np.frombuffer(own_bytes, np.uint8)], process_set=number)
+    joined = engine.wait(pending)[0].tobytes()
     parts, start = [], 0
-    for (rows,) in (asked.more or {})["rows"]:
+    for (rows,) in (pending.response or {})["rows"]:
         parts.append(joined[start : start + rows])
         start += rows
     return parts

@@ -1,9 +1,9 @@
 """Collectives on tensors with Horovod's API.
 
-All run eagerly, or as nodes of a `tf.function` or a graph; all have gradients. `name` matches the calls of
-different ranks (default: type and order). `process_set` are the participating ranks. `device_dense` and
-`device_sparse` are ignored. Errors on every rank: tf.errors.FailedPreconditionError for different calls,
-InvalidArgumentError for splits, HorovodInternalError for a lost rank, or ValueError.
+All functions run eagerly, or as nodes of a `tf.function` or a graph, and have gradients. `name` pairs the
+calls of different ranks (default: type and order). `process_set` are the participating ranks. Device
+arguments are ignored. Every rank raises tf.errors.FailedPreconditionError for inconsistent calls,
+InvalidArgumentError for invalid splits, HorovodInternalError for a lost rank, or ValueError.
 """
 
 from collections.abc import Sequence
@@ -13,34 +13,34 @@ from typing import Any
 import tensorflow as tf
 from ctl.collectives import arithmetic, tensor_ops
 from ctl.collectives.calls import Call
-from ctl.collectives.gradients import differentiable
+from ctl.collectives.gradients import run_with_gradient
 from ctl.hvd.compression import Compression, effective_compression
 from ctl.hvd.errors import RefusedError
-from ctl.hvd.process_sets import ProcessSet, global_process_set, ranks_of
+from ctl.hvd.process_sets import ProcessSet, global_process_set, resolve_process_set
 from ctl.hvd.run_time import index_op, rank_op, size_op
 
 Average, Sum, Adasum = arithmetic.AVERAGE, arithmetic.SUM, arithmetic.ADASUM
 Min, Max, Product = arithmetic.MIN, arithmetic.MAX, arithmetic.PRODUCT
 
-_plain = tf.autograph.experimental.do_not_convert
-_NO_NUMBERS = {dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.variant)}
+_do_not_convert = tf.autograph.experimental.do_not_convert
+_UNSUPPORTED_DTYPES = {dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.variant)}
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
     """Returns the reduction of `op` and the deprecated `average`. Raises ValueError if both are given."""
     if op is not None and average is not None:
-        raise ValueError("both op and average were given; leave average out, it is the old form.")
+        raise ValueError("got op and average; expected op only, because average is deprecated.")
     if op is None:
         return Sum if average is False else Average
-    return checked_reduction(op)
+    return check_reduction(op)
 
 
-def checked_reduction(op: int) -> int:
-    """Returns a valid reduction. Raises RefusedError for Adasum, or ValueError for other numbers."""
+def check_reduction(op: int) -> int:
+    """Returns `op` if it is a valid reduction. Raises RefusedError for Adasum, otherwise ValueError."""
     if op == Adasum:
         raise RefusedError(
-            "Adasum is not there. Average gradients (op=hvd.Average) and raise the learning rate "
-            "slowly with hvd.callbacks.LearningRateWarmupCallback."
+            "Adasum is not supported. Use op=hvd.Average and increase the learning rate gradually with "
+            "hvd.callbacks.LearningRateWarmupCallback."
         )
     if op not in arithmetic.OPS:
         raise ValueError(f"op is {op!r}; expected hvd.Average, Sum, Min, Max or Product.")
@@ -48,11 +48,11 @@ def checked_reduction(op: int) -> int:
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Returns True for 1, 2, 4, 8, ..."""
+    """Returns True if `num_rank` is a power of 2: 1, 2, 4, 8, ..."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
-@_plain
+@_do_not_convert
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -68,10 +68,10 @@ def allreduce(
 ) -> Any:
     """Returns a tensor of the same shape, reduced elementwise over ranks with `op`, by default Average.
 
-    `prescale_factor` multiplies before, `postscale_factor` after; integers are averaged and scaled
-    towards zero. `tf.IndexedSlices` are gathered instead: Sum and Average only, without scales.
+    The tensor is multiplied by `prescale_factor` before and by `postscale_factor` after the reduction.
+    Integers are rounded towards zero. `tf.IndexedSlices` are gathered; they support Sum and Average only.
     """
-    found = grouped_allreduce(
+    results = grouped_allreduce(
         [tensor],
         average,
         device_dense,
@@ -83,12 +83,12 @@ def allreduce(
         process_set,
         ignore_name_scope,
         name,
-        _what="HorovodAllreduce",
+        _name_prefix="HorovodAllreduce",
     )
-    return found[0]
+    return results[0]
 
 
-@_plain
+@_do_not_convert
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -101,87 +101,88 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     name: str | None = None,
-    _what: str = "HorovodGroupedAllreduce",
+    _name_prefix: str = "HorovodGroupedAllreduce",
 ) -> list[Any]:
     """Returns the `allreduce` of several tensors of any types and shapes, in one exchange."""
     op = handle_average_backwards_compatibility(op, average)
     if not len(tensors):
         return list(tensors)
-    found: list[Any] = list(tensors)
+    results: list[Any] = list(tensors)
     sparse = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i in range(len(tensors)) if i not in sparse]
     if sparse:
         _check_sparse(op, prescale_factor, postscale_factor)
-        slices, own = [tensors[i] for i in sparse], name and f"{name}.sparse"
-        for i, one in zip(sparse, _allreduce_slices(slices, op, process_set, own), strict=True):
-            found[i] = one
+        slices = [tensors[i] for i in sparse]
+        reduced = _allreduce_slices(slices, op, process_set, name and f"{name}.sparse")
+        for i, reduced_slices in zip(sparse, reduced, strict=True):
+            results[i] = reduced_slices
     if dense:
-        given = [_tensor(tensors[i]) for i in dense]
-        default = _named(_what, given)
+        dense_tensors = [_to_tensor(tensors[i]) for i in dense]
+        default = _default_name(_name_prefix, dense_tensors)
         compression = effective_compression(compression)
-        packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
+        packed, contexts = zip(*[compression.compress(t) for t in dense_tensors], strict=True)
         call = Call("allreduce", "", process_set, op, prescale_factor, postscale_factor)
-        is_single = _what == "HorovodAllreduce"
+        is_single = _name_prefix == "HorovodAllreduce"
         call = replace(call, ignores_scope=ignore_name_scope, fuses=is_single)
-        reduced = _allreduced(call, packed, name, default)
+        reduced = _allreduce_dense(call, packed, name, default)
         for i, tensor, context in zip(dense, reduced, contexts, strict=True):
-            found[i] = compression.decompress(tensor, context)
-    return found
+            results[i] = compression.decompress(tensor, context)
+    return results
 
 
 def _check_sparse(op: int, prescale: float, postscale: float) -> None:
     if op not in (Sum, Average):
         raise NotImplementedError(
-            f"allreduce of tf.IndexedSlices with op={arithmetic.OPS[op]}; expected Sum or Average. "
-            "tf.convert_to_tensor() makes it dense."
+            f"allreduce got tf.IndexedSlices with op={arithmetic.OPS[op]}; expected Sum or Average, or a "
+            "dense tensor (tf.convert_to_tensor)."
         )
     if prescale != 1.0 or postscale != 1.0:
         raise NotImplementedError(
-            "prescale_factor and postscale_factor are not for tf.IndexedSlices; scale its values."
+            "prescale_factor and postscale_factor do not support tf.IndexedSlices; scale its values."
         )
 
 
-def _allreduce_slices(several: Any, op: int, process_set: Any, name: str | None) -> list[tf.IndexedSlices]:
+def _allreduce_slices(slices: Any, op: int, process_set: Any, name: str | None) -> list[tf.IndexedSlices]:
     """Gathers all values and indices in one exchange."""
-    parts = [part for one in several for part in (one.values, one.indices)]
+    parts = [part for indexed_slices in slices for part in (indexed_slices.values, indexed_slices.indices)]
     gathered = iter(grouped_allgather(parts, process_set=process_set, name=name))
-    found = []
-    for one in several:
+    results = []
+    for indexed_slices in slices:
         values, indices = next(gathered), next(gathered)
         if op == Average:
             values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
-        found.append(tf.IndexedSlices(values, indices, dense_shape=one.dense_shape))
-    return found
+        results.append(tf.IndexedSlices(values, indices, dense_shape=indexed_slices.dense_shape))
+    return results
 
 
-def _allreduced(call: Call, tensors: Any, name: Any, default: Any) -> list[Any]:
+def _allreduce_dense(call: Call, tensors: Any, name: Any, default: Any) -> list[Any]:
     def backward(_: Any, *gradients: Any) -> Any:
         if call.op not in (Sum, Average):
             raise RefusedError(
-                f"the gradient of allreduce with op={arithmetic.OPS[call.op]} was asked for; it is "
-                "defined for Sum and Average only. Wrap the tensor in tf.stop_gradient()."
+                f"allreduce with op={arithmetic.OPS[call.op]} has no gradient; expected hvd.Sum or "
+                "hvd.Average. Wrap the tensor in tf.stop_gradient() if it needs no gradient."
             )
         dense = [tf.convert_to_tensor(g) for g in gradients]
-        return _allreduced(call, dense, None, f"{default}_grad")
+        return _allreduce_dense(call, dense, None, f"{default}_grad")
 
-    def forward(*given: Any) -> Any:
-        return tensor_ops.outputs(call, given, name, default)
+    def forward(*inputs: Any) -> Any:
+        return tensor_ops.run_collective(call, inputs, name, default)
 
-    return differentiable(forward, backward, tensors)
+    return run_with_gradient(forward, backward, tensors)
 
 
-@_plain
+@_do_not_convert
 def allgather(
     tensor: Any,
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Returns `[sum of n, ...]` from `[n, ...]` of each rank, in order of rank; n may differ, and be 0."""
-    return _allgathered([tensor], "HorovodAllgather", name, ignore_name_scope, process_set)[0]
+    """Concatenates the tensors `[n, ...]` of all ranks in rank order. n may differ, and may be 0."""
+    return _allgather_tensors([tensor], "HorovodAllgather", name, ignore_name_scope, process_set)[0]
 
 
-@_plain
+@_do_not_convert
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -191,37 +192,37 @@ def grouped_allgather(
     """Returns the `allgather` of several tensors in one exchange."""
     if not len(tensors):
         return list(tensors)
-    return _allgathered(tensors, "HorovodGroupedAllgather", name, ignore_name_scope, process_set)
+    return _allgather_tensors(tensors, "HorovodGroupedAllgather", name, ignore_name_scope, process_set)
 
 
-def _allgathered(
-    tensors: Any, what: Any, name: Any, ignore_name_scope: Any, process_set: Any
+def _allgather_tensors(
+    tensors: Any, name_prefix: Any, name: Any, ignore_name_scope: Any, process_set: Any
 ) -> list[tf.Tensor]:
-    given = [_tensor(t) for t in tensors]
-    default = _named(what, given)
+    inputs = [_to_tensor(t) for t in tensors]
+    default = _default_name(name_prefix, inputs)
     call = Call("allgather", "", process_set, ignores_scope=ignore_name_scope)
 
-    def forward(*inner: Any) -> Any:
-        return tensor_ops.outputs(call, inner, name, default)
+    def forward(*tensors_to_send: Any) -> Any:
+        return tensor_ops.run_collective(call, tensors_to_send, name, default)
 
-    def backward(found: Any, *gradients: Any) -> Any:
-        *_, rows = found
+    def backward(outputs: Any, *gradients: Any) -> Any:
+        *_, rows = outputs
         means = [
             allreduce(g, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad{i}"))
             for i, g in enumerate(gradients[:-1])
         ]
-        return [_own_rows(mean, rows[:, i], process_set) for i, mean in enumerate(means)]
+        return [_slice_own_rows(mean, rows[:, i], process_set) for i, mean in enumerate(means)]
 
-    return differentiable(forward, backward, given)[:-1]
+    return run_with_gradient(forward, backward, inputs)[:-1]
 
 
-def _own_rows(tensor: Any, rows: Any, process_set: Any) -> Any:
+def _slice_own_rows(tensor: Any, rows: Any, process_set: Any) -> Any:
     me = index_op(process_set)
     start = tf.reduce_sum(rows[:me])
     return tensor[start : start + rows[me]]
 
 
-@_plain
+@_do_not_convert
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -229,22 +230,22 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Returns the tensor of `root_rank`, a rank among all, on every rank."""
-    given = _tensor(tensor)
-    default = _named("HorovodBroadcast", [given])
+    """Returns the tensor of `root_rank` (a global rank) on every rank."""
+    input_tensor = _to_tensor(tensor)
+    default = _default_name("HorovodBroadcast", [input_tensor])
     call = Call("broadcast", "", process_set, root=root_rank, ignores_scope=ignore_name_scope)
 
-    def forward(inner: Any) -> Any:
-        return tensor_ops.outputs(call, [inner], name, default)
+    def forward(tensor_to_send: Any) -> Any:
+        return tensor_ops.run_collective(call, [tensor_to_send], name, default)
 
     def backward(_: Any, gradient: Any) -> Any:
         mean = allreduce(gradient, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad"))
         return [mean * tf.cast(tf.equal(rank_op(), root_rank), mean.dtype)]
 
-    return differentiable(forward, backward, [given])[0]
+    return run_with_gradient(forward, backward, [input_tensor])[0]
 
 
-@_plain
+@_do_not_convert
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -252,35 +253,34 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends rows of `tensor` to the ranks in order. Returns the rows received from them, in order of rank.
+    """Sends rows of `tensor` `[n, ...]` to the ranks in rank order, and receives rows from them.
 
-    Args:
-      tensor: `[n, ...]`.
-      splits: `[ranks]` integers, rows for each rank. Default: equal numbers.
-
-    Returns the tensor; with `splits`, also the number of rows from each rank, `[ranks]` int32.
+    `splits` are the numbers of rows to send to each rank, `[ranks]` integers, by default equal numbers.
+    Returns the received rows in rank order and, with `splits`, the rows from each rank, `[ranks]` int32.
     """
-    given = [_tensor(tensor)]
-    default = _named("HorovodAlltoall", given)
+    inputs = [_to_tensor(tensor)]
+    default = _default_name("HorovodAlltoall", inputs)
     if splits is not None:
         counts = tf.convert_to_tensor(splits)
         if not counts.dtype.is_integer:
             raise ValueError(f"splits has the type {counts.dtype.name}; expected integers.")
-        given.append(tf.cast(counts, tf.int32))
+        inputs.append(tf.cast(counts, tf.int32))
     call = Call("alltoall", "", process_set, has_splits=splits is not None, ignores_scope=ignore_name_scope)
 
-    def forward(*inner: Any) -> Any:
-        return tensor_ops.outputs(call, inner, name, default)
+    def forward(*tensors_to_send: Any) -> Any:
+        return tensor_ops.run_collective(call, tensors_to_send, name, default)
 
-    def backward(found: Any, gradient: Any, _: Any) -> Any:
-        back, _ = alltoall(gradient, found[1], process_set=process_set, name=_graph_name(f"{default}_grad"))
-        return [back] if splits is None else [back, None]
+    def backward(outputs: Any, gradient: Any, _: Any) -> Any:
+        returned_gradient, _ = alltoall(
+            gradient, outputs[1], process_set=process_set, name=_graph_name(f"{default}_grad")
+        )
+        return [returned_gradient] if splits is None else [returned_gradient, None]
 
-    received, rows = differentiable(forward, backward, given)
+    received, rows = run_with_gradient(forward, backward, inputs)
     return received if splits is None else (received, rows)
 
 
-@_plain
+@_do_not_convert
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -292,7 +292,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Returns this rank's part of the rows of `[n, ...]`, reduced over ranks. The first ranks get more."""
+    """Reduces `[n, ...]` over ranks and returns this rank's rows. The first ranks get the remainder."""
     return grouped_reducescatter(
         [tensor],
         device_dense,
@@ -303,11 +303,11 @@ def reducescatter(
         postscale_factor,
         name,
         ignore_name_scope,
-        _what="HorovodReducescatter",
+        _name_prefix="HorovodReducescatter",
     )[0]
 
 
-@_plain
+@_do_not_convert
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
@@ -318,14 +318,14 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
     ignore_name_scope: bool = False,
-    _what: str = "HorovodGroupedReducescatter",
+    _name_prefix: str = "HorovodGroupedReducescatter",
 ) -> list[tf.Tensor]:
     """Returns the `reducescatter` of several tensors in one exchange."""
-    op = checked_reduction(op)
+    op = check_reduction(op)
     if not len(tensors):
         return list(tensors)
-    given = [_tensor(t) for t in tensors]
-    default = _named(_what, given)
+    inputs = [_to_tensor(t) for t in tensors]
+    default = _default_name(_name_prefix, inputs)
     call = Call(
         "reducescatter",
         "",
@@ -336,64 +336,64 @@ def grouped_reducescatter(
         ignores_scope=ignore_name_scope,
     )
     compression = effective_compression(compression)
-    packed, contexts = zip(*[compression.compress(t) for t in given], strict=True)
+    packed, contexts = zip(*[compression.compress(t) for t in inputs], strict=True)
 
-    def forward(*inner: Any) -> Any:
-        return tensor_ops.outputs(call, inner, name, default)
+    def forward(*tensors_to_send: Any) -> Any:
+        return tensor_ops.run_collective(call, tensors_to_send, name, default)
 
     def backward(_: Any, *gradients: Any) -> Any:
         factor = prescale_factor * postscale_factor
         if op == Sum:
-            factor = factor * len(ranks_of(process_set)[1])
+            factor = factor * len(resolve_process_set(process_set)[1])
         names = [_graph_name(f"{default}_grad{i}") for i in range(len(gradients))]
         scaled = [g * tf.cast(factor, g.dtype) for g in gradients]
         return [allgather(g, process_set=process_set, name=n) for g, n in zip(scaled, names, strict=True)]
 
-    found = differentiable(forward, backward, packed)
-    return [compression.decompress(t, c) for t, c in zip(found, contexts, strict=True)]
+    results = run_with_gradient(forward, backward, packed)
+    return [compression.decompress(t, c) for t, c in zip(results, contexts, strict=True)]
 
 
-@_plain
+@_do_not_convert
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Blocks until all ranks have called it. In a graph of `tf.compat.v1`, returns an operation."""
+    """Blocks until all ranks have called it. In a graph of `tf.compat.v1` it returns an operation."""
     call = Call("barrier", "", process_set)
     if tf.executing_eagerly():
-        tensor_ops.outputs(call, [], name, "HorovodBarrier")
+        tensor_ops.run_collective(call, [], name, "HorovodBarrier")
         return None
-    done = tensor_ops.barrier_in_graph(call, name or "HorovodBarrier")
-    return None if tf.compat.v1.executing_eagerly_outside_functions() else done
+    operation = tensor_ops.add_graph_barrier(call, name or "HorovodBarrier")
+    return None if tf.compat.v1.executing_eagerly_outside_functions() else operation
 
 
 def join(device: int = -1) -> int:
-    """Raises RefusedError: a rank without data cannot be replaced."""
+    """Raises RefusedError, because all ranks must run the same number of steps."""
     raise RefusedError(
-        "join() is not there: let all ranks do as many steps. Before the loop, agree on the least: "
-        "steps = int(hvd.allreduce(tf.constant(steps), op=hvd.Min)); or repeat() the dataset and "
-        "take(steps)."
+        "join() is not supported: all ranks must run the same number of steps. Compute the minimum before "
+        "the loop: steps = int(hvd.allreduce(tf.constant(steps), op=hvd.Min)); or call repeat() and "
+        "take(steps) on the dataset."
     )
 
 
-def _tensor(given: Any) -> tf.Tensor:
-    if isinstance(given, tf.IndexedSlices):
-        raise NotImplementedError("tf.IndexedSlices came; expected a tensor (tf.convert_to_tensor).")
-    is_eager = tf.executing_eagerly() and isinstance(given, tf.Tensor)
-    tensor = given if is_eager else tf.convert_to_tensor(given)
-    if tensor.dtype.as_datatype_enum in _NO_NUMBERS:
+def _to_tensor(value: Any) -> tf.Tensor:
+    if isinstance(value, tf.IndexedSlices):
+        raise NotImplementedError("got tf.IndexedSlices; expected a tensor (tf.convert_to_tensor).")
+    is_eager = tf.executing_eagerly() and isinstance(value, tf.Tensor)
+    tensor = value if is_eager else tf.convert_to_tensor(value)
+    if tensor.dtype.as_datatype_enum in _UNSUPPORTED_DTYPES:
         raise TypeError(
-            f"a tensor of {tensor.dtype.name} came; expected numbers or truth values. Texts travel with "
-            "hvd.allgather_object() and hvd.broadcast_object()."
+            f"got a tensor of the type {tensor.dtype.name}; expected a numeric or bool type. Send strings "
+            "with hvd.allgather_object() or hvd.broadcast_object()."
         )
     return tensor
 
 
-def _named(what: str, tensors: Sequence[tf.Tensor]) -> str:
-    """Returns a default name. In a graph it contains the names of the first and the last tensor."""
+def _default_name(name_prefix: str, tensors: Sequence[tf.Tensor]) -> str:
+    """Returns the default name. In a graph it contains the names of the first and the last tensor."""
     if tf.executing_eagerly():
-        return what
-    ends = tensors if len(tensors) == 1 else [tensors[0], tensors[-1]]
-    # a captured tensor of a function is named by a number, which differs between ranks
-    names = ["captured" if tensor.name[0].isdigit() else tensor.name for tensor in ends]
-    return "_".join([what, *(n.replace(":", "_").replace("/", "_") for n in names)])
+        return name_prefix
+    end_tensors = tensors if len(tensors) == 1 else [tensors[0], tensors[-1]]
+    # the name of a captured tensor of a function is a number, which differs between ranks
+    names = ["captured" if tensor.name[0].isdigit() else tensor.name for tensor in end_tensors]
+    return "_".join([name_prefix, *(n.replace(":", "_").replace("/", "_") for n in names)])
 
 
 def _graph_name(name: str) -> str | None:

@@ -25,67 +25,70 @@ _lock = threading.RLock()
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Joins the group of ranks. Returns when all ranks have connected. Further calls are no-ops.
+    """Joins the group of ranks. Blocks until all ranks have connected. Further calls are no-ops.
 
     Args:
-      comm: None, or all ranks. For a part of them use a process set.
+      comm: None, or all ranks. Use a process set for a subset of the ranks.
       process_sets: Initial `ProcessSet`s, equal on all ranks, or "dynamic".
 
-    Raises UsageError for an invalid topology (TF_CONFIG, HOROVOD_*), and HorovodInternalError if some
-    ranks do not connect within HOROVOD_START_TIMEOUT seconds.
+    Raises:
+      UsageError: If the topology is invalid (TF_CONFIG, HOROVOD_*).
+      HorovodInternalError: If some ranks do not connect within HOROVOD_START_TIMEOUT seconds.
     """
     global _engine  # noqa: PLW0603  one per process, as ranks are
     with _lock:
         if _engine is None:
-            chosen = settings.read_settings()
-            made = _met(comm, chosen)
-            _let_idle_threads_sleep(made.place.local_size)
-            _join_plane(made, chosen)
-            if chosen.timeline and made.place.rank == 0:
-                made.timeline.start(chosen.timeline, mark_cycles=chosen.mark_cycles)
-            _engine = made
-            process_sets_lib.begin(made)
+            runtime_settings = settings.read_settings()
+            new_engine = _create_engine(comm, runtime_settings)
+            _disable_thread_spinning(new_engine.ranks.local_size)
+            _join_plane(new_engine, runtime_settings)
+            if runtime_settings.timeline and new_engine.ranks.rank == 0:
+                new_engine.timeline.start(
+                    runtime_settings.timeline, mark_cycles=runtime_settings.mark_cycles
+                )
+            _engine = new_engine
+            process_sets_lib.register_global_set(new_engine)
             atexit.register(_leave_at_exit)
             exit_hook.install_exit_codes()
-            _begin_to_beat()
+            _start_heartbeat()
             graph_errors.install_graph_errors()
             keras_compilation.install_compilation_check(has_peers)
-        process_sets_lib.add_static(process_sets)
+        process_sets_lib.add_static_sets(process_sets)
 
 
-def _join_plane(made: Engine, chosen: Settings) -> None:
+def _join_plane(new_engine: Engine, runtime_settings: Settings) -> None:
     from ctl.hvd import elastic_line
 
     if not elastic_line.is_elastic():
         from ctl.collectives import tensorflow_plane
 
-        tensorflow_plane.join_plane(made, chosen.plane)
-        made.agree_on_paths()
-    elif chosen.plane == "tensorflow":
+        tensorflow_plane.join_plane(new_engine, runtime_settings.plane)
+        new_engine.agree_on_paths()
+    elif runtime_settings.plane == "tensorflow":
         raise UsageError(
-            "CTL_COLLECTIVES is 'tensorflow' in an elastic job, whose ranks change; those of TensorFlow's "
-            "collectives cannot. Leave CTL_COLLECTIVES out, or start without --host-discovery-script."
+            "CTL_COLLECTIVES is 'tensorflow' in an elastic job, but TensorFlow's collectives do not "
+            "support a change of ranks. Unset CTL_COLLECTIVES, or start without --host-discovery-script."
         )
 
 
-def _let_idle_threads_sleep(local_size: int) -> None:
-    """Disables the spinning of TensorFlow's idle threads if ranks have fewer than two cores each.
+def _disable_thread_spinning(local_size: int) -> None:
+    """Disables spinning of TensorFlow's idle threads if each rank has fewer than two cores.
 
-    The cores that this process may use count as shared with the other ranks of its host. Has no effect
-    after the first tensor, or in programs of TensorFlow 1.
+    All ranks of the host are assumed to share the cores that this process may use. Has no effect after the
+    first tensor, or in programs of TensorFlow 1.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if local_size == 1 or cores >= 2 * local_size:
         return
-    from ctl.collectives.tensorflow_plane import has_begun
+    from ctl.collectives.tensorflow_plane import is_tensorflow_initialized
     from ctl.tensorflow_patches import thread_spinning
 
-    if not has_begun():
+    if not is_tensorflow_initialized():
         thread_spinning.disable_thread_spinning()
 
 
-def _begin_to_beat() -> None:
-    """Starts the heartbeats, with which the launcher supervises this process."""
+def _start_heartbeat() -> None:
+    """Starts the heartbeats that the launcher uses to supervise this process."""
     heartbeat.current.start()
     if heartbeat.current.phase == heartbeat.STARTING:
         heartbeat.current.phase = heartbeat.TRAINING
@@ -97,7 +100,7 @@ def shutdown() -> None:
 
 
 def _leave_at_exit() -> None:
-    """Leaves the group. Rank 0 answers its peers for a while, unless it ends by an exception."""
+    """Leaves the group. Rank 0 serves its peers for some seconds, unless it ends with an exception."""
     _leave(linger=getattr(sys, "last_value", None) is None)
 
 
@@ -106,44 +109,44 @@ def _leave(*, linger: bool) -> None:
     with _lock:
         if _engine is not None:
             atexit.unregister(_leave_at_exit)
-            left, _engine = _engine, None
+            leaving_engine, _engine = _engine, None
             process_sets_lib.end_process_sets()
-            left.close(linger=linger)
+            leaving_engine.close(linger=linger)
 
 
-def _met(comm: Any, chosen: Settings) -> Engine:
-    """Returns the engine once all ranks have connected. An elastic job may need several attempts."""
+def _create_engine(comm: Any, runtime_settings: Settings) -> Engine:
+    """Creates the engine and blocks until all ranks have connected. Retries in an elastic job."""
     from ctl.hvd import elastic_line
 
-    def met(place: Ranks) -> Engine:
-        _check_comm(comm, place.size)
-        return Engine(place, chosen, elastic_line.lost)
+    def connect(ranks: Ranks) -> Engine:
+        _check_comm(comm, ranks.size)
+        return Engine(ranks, runtime_settings, elastic_line.read_loss)
 
     if not elastic_line.is_elastic():
         try:
-            return met(rank_variables.read_ranks())
+            return connect(rank_variables.read_ranks())
         except PortInUseError as e:
             topology = detection.read_topology()
             if topology.port_variable == "TF_CONFIG":
                 raise
             raise own_port.port_error(topology) from e
-    made = elastic_line.meet_group(met)
-    elastic_line.on_loss(made.lose)
-    return made
+    new_engine = elastic_line.connect_group(connect)
+    elastic_line.set_loss_listener(new_engine.fail_all)
+    return new_engine
 
 
 def _check_comm(comm: Any, size: int) -> None:
     if comm is None or (isinstance(comm, Sequence) and sorted(comm) in ([], list(range(size)))):
         return
     raise UsageError(
-        f"init() got comm={comm!r}; there is no MPI here. For a part of the ranks write "
-        "hvd.init(process_sets=[hvd.ProcessSet([0, 1])]) and give process_set= to collectives."
+        f"init() got comm={comm!r}; expected None, because MPI is not used. For a subset of the ranks call "
+        "hvd.init(process_sets=[hvd.ProcessSet([0, 1])]) and pass process_set= to collectives."
     )
 
 
 def engine() -> Engine:
-    """Returns the runtime. Raises ValueError before `init()`."""
-    return process_sets_lib.initialized(_engine)
+    """Returns the collectives runtime. Raises ValueError before `init()`."""
+    return process_sets_lib.require_engine(_engine)
 
 
 def is_initialized() -> bool:
@@ -152,51 +155,51 @@ def is_initialized() -> bool:
 
 
 def has_peers() -> bool:
-    """Returns True if this process is one of several ranks now."""
-    return _engine is not None and _engine.place.size > 1
+    """Returns True if the current group has several ranks."""
+    return _engine is not None and _engine.ranks.size > 1
 
 
 def rank() -> int:
-    """Returns the rank of this process, from 0."""
-    return engine().place.rank
+    """Returns the rank of this process, from 0 to `size() - 1`."""
+    return engine().ranks.rank
 
 
 def size() -> int:
     """Returns the number of processes."""
-    return engine().place.size
+    return engine().ranks.size
 
 
 def local_rank() -> int:
     """Returns the rank of this process on its host, which is also the index of its GPU."""
-    return engine().place.local_rank
+    return engine().ranks.local_rank
 
 
 def local_size() -> int:
     """Returns the number of processes on this host."""
-    return engine().place.local_size
+    return engine().ranks.local_size
 
 
 def cross_rank() -> int:
     """Returns the index of this host among the hosts that have this local rank."""
-    return engine().place.cross_rank
+    return engine().ranks.cross_rank
 
 
 def cross_size() -> int:
     """Returns the number of hosts that have this local rank."""
-    return engine().place.cross_size
+    return engine().ranks.cross_size
 
 
 def is_homogeneous() -> bool:
     """Returns True if all hosts have the same number of processes."""
-    return engine().place.is_homogeneous
+    return engine().ranks.is_homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Writes a Chrome trace of all collectives to a file on rank 0. A no-op on other ranks."""
-    if engine().place.rank == 0:
+    """Starts writing a Chrome trace of all collectives to a file on rank 0. A no-op on other ranks."""
+    if engine().ranks.rank == 0:
         engine().timeline.start(file_path, mark_cycles=mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Closes the file of `start_timeline`."""
+    """Completes and closes the file of `start_timeline`."""
     engine().timeline.stop()

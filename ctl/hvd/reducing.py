@@ -1,9 +1,9 @@
 """Reduction of gradients over ranks, in a few large exchanges in the order of the variables.
 
-Exchanges are named by position and not by the paths of variables, because a rank that has created one more
-model numbers its layers differently. Error messages name the variables nevertheless. Gradients of layers
-that only this rank has ("local" ones) are not exchanged but divided by the number of ranks: the other
-gradients are averages, and a sum of losses over ranks has a local gradient that is larger by that factor.
+The name of an exchange contains its position instead of the paths of its variables, because a rank that has
+created an additional model numbers its layers differently. Error messages contain the paths. Gradients of
+layers that only this rank has ("local" gradients) are not exchanged, but divided by the number of ranks:
+the other gradients are averages, so a local gradient would be larger by this factor.
 """
 
 import itertools
@@ -32,8 +32,8 @@ class Reduction:
       compression: Compression of dense gradients.
       sparse_as_dense: If True, converts IndexedSlices to tensors first.
       predivide: Scales an average by 1 / predivide before the sum, and by predivide / size after it.
-      groups: Number of exchanges, or lists of variables per exchange. None for as few as
-        HOROVOD_FUSION_THRESHOLD bytes per exchange allow.
+      groups: Number of exchanges, or lists of variables per exchange. None: as few exchanges as
+        HOROVOD_FUSION_THRESHOLD (bytes per exchange) allows.
       process_set: Ranks of the exchange. Other ranks keep their gradients.
       device_dense, device_sparse: Device names, passed to the collectives.
       scales_local: If True, divides gradients of local variables by the number of ranks.
@@ -51,10 +51,10 @@ class Reduction:
     scales_local: bool = True
 
     def __post_init__(self) -> None:
-        ops.checked_reduction(self.op)
+        ops.check_reduction(self.op)
         if self.predivide != 1.0 and self.op != ops.Average:
             raise UsageError(
-                f"gradient_predivide_factor is {self.predivide} with another op than Average; "
+                f"gradient_predivide_factor is {self.predivide} with an op other than Average; "
                 "expected op=hvd.Average, or no factor."
             )
         if isinstance(self.groups, int) and self.groups < 1:
@@ -71,27 +71,37 @@ class Reduction:
         local: Collection[Any] = frozenset(),
         use_generic_names: bool = False,
     ) -> list[Gradient]:
-        """Returns the exchanged gradients. `local` holds the `key` of variables to leave out."""
-        result = [tf.convert_to_tensor(g) if self._becomes_dense(g) else g for g in gradients]
+        """Exchanges gradients. Collective.
+
+        Args:
+          gradients: Gradients of this rank.
+          variables: Their variables or sources.
+          local: `variable_key` of each variable with a gradient that is not exchanged.
+          use_generic_names: If True, the names of the exchanges do not contain `name`.
+
+        Returns:
+          The reduced gradients.
+        """
+        result = [tf.convert_to_tensor(g) if self._should_convert(g) else g for g in gradients]
         if not has_peers_in(self.process_set):
             return result
-        mine = [key(v) in local for v in variables] if local else [False] * len(result)
-        shared = [i for i, g in enumerate(result) if g is not None and not mine[i]]
-        for number, bucket in enumerate(self._buckets(result, variables, shared)):
+        is_local = [variable_key(v) in local for v in variables] if local else [False] * len(result)
+        shared = [i for i, g in enumerate(result) if g is not None and not is_local[i]]
+        for number, bucket in enumerate(self._assign_buckets(result, variables, shared)):
             name = f"grad_{number}" if use_generic_names else f"{self.name}.gradients.{number}"
-            contents.name_contents(name, [_path(variables[i]) for i in bucket])
+            contents.set_tensor_names(name, [_variable_name(variables[i]) for i in bucket])
             reduced = self._exchange([result[i] for i in bucket], name)
             for i, gradient in zip(bucket, reduced, strict=True):
                 result[i] = gradient
         if self.scales_local:
-            for i in (i for i, is_mine in enumerate(mine) if is_mine):
-                result[i] = self._over_ranks(result[i])
+            for i in (i for i, should_scale in enumerate(is_local) if should_scale):
+                result[i] = self._divide_by_ranks(result[i])
         return result
 
     def __deepcopy__(self, memo: Any) -> "Reduction":
         return self  # frozen; its process set is the registered object
 
-    def _becomes_dense(self, gradient: Gradient) -> bool:
+    def _should_convert(self, gradient: Gradient) -> bool:
         return self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices)
 
     def _exchange(self, gradients: list[Gradient], name: str) -> list[Gradient]:
@@ -110,7 +120,7 @@ class Reduction:
             ignore_name_scope=True,
         )
 
-    def _over_ranks(self, gradient: Gradient) -> Gradient:
+    def _divide_by_ranks(self, gradient: Gradient) -> Gradient:
         if gradient is None:
             return None
         ranks = ops.size_op(process_set_id=self.process_set.process_set_id or 0)
@@ -119,16 +129,16 @@ class Reduction:
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return gradient / tf.cast(ranks, gradient.dtype)
 
-    def _buckets(
+    def _assign_buckets(
         self, gradients: Sequence[Gradient], variables: Sequence[Any], shared: Sequence[int]
     ) -> list[list[int]]:
         if self.groups is None:
-            return _fused(gradients, shared, process.engine().settings.fusion_threshold)
+            return _build_buckets(gradients, shared, process.engine().settings.fusion_threshold)
         if isinstance(self.groups, int):
-            together = _dealt(shared, self.groups)
+            index_groups = _split_evenly(shared, self.groups)
         else:
-            together = _grouped(self.groups, variables, shared)
-        return [bucket for group in together for bucket in _fused(gradients, group, None)]
+            index_groups = _group_by_lists(self.groups, variables, shared)
+        return [bucket for group in index_groups for bucket in _build_buckets(gradients, group, None)]
 
 
 class Exchange:
@@ -136,7 +146,7 @@ class Exchange:
 
     Args:
       reduction: Settings of the exchange.
-      aggregator: Accumulates several backward passes first. None if there is only one.
+      aggregator: Accumulator of several backward passes. None for one pass per exchange.
     """
 
     def __init__(self, reduction: Reduction, aggregator: Callable | None = None):
@@ -146,11 +156,11 @@ class Exchange:
 
     def keep_local(self, variable: Any) -> None:
         """Excludes the variable's gradient from the exchange."""
-        self.local.add(key(variable))
+        self.local.add(variable_key(variable))
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
-        """Returns the gradients to apply if the aggregator's `is_due` is true."""
+        """Exchanges gradients. Collective. With an aggregator, apply them only if `is_due` is True."""
 
         def reduce(total: Any) -> Any:
             return self.reduction(total, variables, self.local)
@@ -162,14 +172,14 @@ class Exchange:
         return self.aggregator(gradients, variables, reduce)
 
 
-def key(variable: Any) -> Any:
-    """Returns a key that is equal for equal variables, of Keras 3 or TensorFlow, and for equal tensors."""
+def variable_key(variable: Any) -> Any:
+    """Returns a hashable key for a variable of Keras 3 or TensorFlow, or for a tensor."""
     inner = getattr(variable, "value", variable)
     return (variable if callable(inner) else inner).ref()
 
 
-def _path(variable: Any) -> str:
-    """Returns the name of a variable in Keras or TensorFlow. An eager tensor has no name."""
+def _variable_name(variable: Any) -> str:
+    """Returns the path or name of a variable, or "a tensor" for an eager tensor, which has no name."""
     for attribute in ("path", "name"):
         try:
             return str(getattr(variable, attribute))
@@ -179,54 +189,59 @@ def _path(variable: Any) -> str:
 
 
 def has_peers_in(process_set: ProcessSet) -> bool:
-    """Returns True if this rank exchanges gradients in the set. A rank of an elastic job always does.
+    """Returns True if this rank exchanges gradients in the set. Always True in an elastic job.
 
-    Raises ValueError before `init()`, and for a set that is not registered.
+    Raises ValueError before `init()`, and UsageError for a set that is not registered.
     """
     ranks = process.size()
     if process_set.process_set_id == 0:
         return ranks > 1 or os.environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
     if process_set.process_set_id is None:
         raise UsageError(
-            f"{process_set} is not known; expected it in hvd.init(process_sets=[...]), or in "
+            f"{process_set} is not registered; pass it to hvd.init(process_sets=[...]) or to "
             "hvd.add_process_set() before."
         )
     return bool(process_set.included()) and (process_set.size() or 0) > 1
 
 
-def _fused(gradients: Sequence[Gradient], shared: Sequence[int], most_bytes: int | None) -> list[list[int]]:
-    """Returns buckets of gradients of one type, dense or sparse, each of at most `most_bytes`."""
+def _build_buckets(
+    gradients: Sequence[Gradient], shared: Sequence[int], max_bytes: int | None
+) -> list[list[int]]:
+    """Builds buckets of dense or of sparse gradients of one dtype, of at most `max_bytes` each."""
     buckets: list[list[int]] = []
-    open_: dict[Any, tuple[list[int], int]] = {}
+    open_buckets: dict[Any, tuple[list[int], int]] = {}
     for i in shared:
-        kind = (gradients[i].dtype, isinstance(gradients[i], tf.IndexedSlices))
-        bucket, used = open_.get(kind, ([], 0))
-        size = _bytes(gradients[i])
-        if not bucket or (most_bytes is not None and used + size > most_bytes):
-            bucket, used = [], 0
+        group_key = (gradients[i].dtype, isinstance(gradients[i], tf.IndexedSlices))
+        bucket, num_bytes = open_buckets.get(group_key, ([], 0))
+        size = _num_bytes(gradients[i])
+        if not bucket or (max_bytes is not None and num_bytes + size > max_bytes):
+            bucket, num_bytes = [], 0
             buckets.append(bucket)
         bucket.append(i)
-        open_[kind] = bucket, used + size
+        open_buckets[group_key] = bucket, num_bytes + size
     return buckets
 
 
-def _bytes(gradient: Gradient) -> int:
+def _num_bytes(gradient: Gradient) -> int:
     if isinstance(gradient, tf.IndexedSlices):
         gradient = gradient.values
     return (gradient.shape.num_elements() or 0) * gradient.dtype.size
 
 
-def _dealt(shared: Sequence[int], count: int) -> list[list[int]]:
-    """Returns `count` lists in order, with lengths that differ by at most one."""
-    each, more = divmod(len(shared), count)
-    ends = [n * each + min(n, more) for n in range(count + 1)]
+def _split_evenly(shared: Sequence[int], count: int) -> list[list[int]]:
+    """Splits indices into `count` lists in order, with lengths that differ by at most one."""
+    quotient, remainder = divmod(len(shared), count)
+    ends = [n * quotient + min(n, remainder) for n in range(count + 1)]
     return [list(shared[a:b]) for a, b in itertools.pairwise(ends) if b > a]
 
 
-def _grouped(
+def _group_by_lists(
     groups: Sequence[Sequence[Any]], variables: Sequence[Any], shared: Sequence[int]
 ) -> list[list[int]]:
-    """Returns the indices grouped by the lists of variables. Each remaining variable is its own group."""
-    place = {key(variables[i]): i for i in shared}
-    taken = [[place.pop(key(v)) for v in group if key(v) in place] for group in groups]
-    return [group for group in taken if group] + [[i] for i in place.values()]
+    """Groups the indices by the lists of variables. Each remaining variable is a separate group."""
+    index_by_key = {variable_key(variables[i]): i for i in shared}
+    groups_of_indices = [
+        [index_by_key.pop(variable_key(v)) for v in group if variable_key(v) in index_by_key]
+        for group in groups
+    ]
+    return [group for group in groups_of_indices if group] + [[i] for i in index_by_key.values()]

@@ -11,25 +11,25 @@ from typing import Any
 import tensorflow as tf
 from ctl.hvd import ops
 from ctl.hvd.compression import Compression
-from ctl.hvd.optimizers import chosen_groups, optimizer_variables
+from ctl.hvd.optimizers import layer_variables, select_groups
 from ctl.hvd.process_sets import ProcessSet, global_process_set
-from ctl.hvd.reducing import Reduction, key
+from ctl.hvd.reducing import Reduction, variable_key
 from ctl.tensorflow_patches import gradient_tape
 
-_plain = tf.autograph.experimental.do_not_convert
+_do_not_convert = tf.autograph.experimental.do_not_convert
 
 
 class Exchanging:
-    """A mixin that precedes the class of a tape in a common subclass."""
+    """Mixin for gradient tapes. It precedes the class of the tape in a common subclass."""
 
     _hvd_reduction: Reduction
     _hvd_local: set[Any]
 
     def register_local_source(self, source: Any) -> None:
         """Keeps the gradient of `source` on this rank, for a layer that other ranks do not have."""
-        self._hvd_local.add(key(source))
+        self._hvd_local.add(variable_key(source))
 
-    @_plain
+    @_do_not_convert
     def gradient(
         self,
         target: Any,
@@ -38,27 +38,29 @@ class Exchanging:
         use_generic_names: Any = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Returns the gradients of `target` by `sources`, in the structure of `sources`. Collective.
+        """Returns the reduced gradients of `target`, in the structure of `sources`. Collective.
 
-        `use_generic_names` omits the tape's own name from the names of the exchanges, for ranks with
+        `use_generic_names` omits the class of the tape from the names of the exchanges, for ranks with
         different programs.
         """
-        found = super().gradient(  # type: ignore[misc]
+        local_gradients = super().gradient(  # type: ignore[misc]
             target, sources, output_gradients=output_gradients, unconnected_gradients=unconnected_gradients
         )
-        flat = tf.nest.flatten(sources)
-        reduced = self._hvd_reduction(tf.nest.flatten(found), flat, self._hvd_local, use_generic_names)
+        flat_sources = tf.nest.flatten(sources)
+        reduced = self._hvd_reduction(
+            tf.nest.flatten(local_gradients), flat_sources, self._hvd_local, use_generic_names
+        )
         return tf.nest.pack_sequence_as(sources, reduced)
 
-    @_plain
+    @_do_not_convert
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: Any = False
     ) -> Any:
         """Returns ([(local source, gradient), ...], [(other source, gradient), ...]). Collective."""
-        found = self.gradient(target, sources, output_gradients, use_generic_names)
-        pairs = list(zip(sources, found, strict=True))
-        local = [(s, g) for s, g in pairs if key(s) in self._hvd_local]
-        return local, [(s, g) for s, g in pairs if key(s) not in self._hvd_local]
+        gradients = self.gradient(target, sources, output_gradients, use_generic_names)
+        pairs = list(zip(sources, gradients, strict=True))
+        local = [(s, g) for s, g in pairs if variable_key(s) in self._hvd_local]
+        return local, [(s, g) for s, g in pairs if variable_key(s) not in self._hvd_local]
 
 
 def DistributedGradientTape(
@@ -74,9 +76,9 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Returns a copy of the tape with a distributed `gradient`. It contains the records of `gradtape`.
+    """Returns a copy of the tape and its records. Its method `gradient` returns reduced gradients.
 
-    Arguments are those of `DistributedOptimizer`; `op` may also be Min, Max or Product. An optimizer
+    The arguments are those of `DistributedOptimizer`; `op` may also be Min, Max or Product. An optimizer
     that applies these gradients must not be distributed.
     """
     reduction = Reduction(
@@ -85,7 +87,7 @@ def DistributedGradientTape(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         predivide=gradient_predivide_factor,
-        groups=chosen_groups(num_groups, groups),
+        groups=select_groups(num_groups, groups),
         process_set=process_set,
         device_dense=device_dense,
         device_sparse=device_sparse,
@@ -110,9 +112,12 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Returns a `DistributedGradientTape` with `local_layers`, one or several, that only this rank has."""
-    local = optimizer_variables(local_layers)
-    made = DistributedGradientTape(
+    """Returns a `DistributedGradientTape` that does not exchange the gradients of `local_layers`.
+
+    `local_layers` are one layer or several layers that only this rank has.
+    """
+    local_variables = layer_variables(local_layers)
+    distributed_tape = DistributedGradientTape(
         gradtape,
         device_dense,
         device_sparse,
@@ -125,6 +130,6 @@ def PartialDistributedGradientTape(
         process_set,
         scale_local_gradients,
     )
-    for variable in local:
-        made.register_local_source(variable)
-    return made
+    for variable in local_variables:
+        distributed_tape.register_local_source(variable)
+    return distributed_tape

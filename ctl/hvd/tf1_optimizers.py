@@ -1,4 +1,4 @@
-"""Distributed optimizers of tf.compat.v1.train, in a graph or eager."""
+"""Distributed optimizers of tf.compat.v1.train, for graphs and eager mode."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from ctl.hvd.reducing import Exchange, Reduction
 
 
 class Tf1Optimizer(tf.compat.v1.train.Optimizer):
-    """A wrapper that computes gradients with `optimizer`, exchanges them, and applies them with it.
+    """Wrapper of an optimizer that exchanges the computed gradients before it applies them.
 
     Args:
       optimizer: A tf.compat.v1.train.Optimizer.
       name: Name of the wrapper.
-      use_locking: As for any optimizer.
+      use_locking: See `tf.compat.v1.train.Optimizer`.
       options: The reduction, the passes per step, and True to average over the passes.
     """
 
@@ -24,8 +24,8 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         reduction, passes, averages = options
         if passes > 1 and tf.executing_eagerly():
             raise UsageError(
-                "backward_passes_per_step > 1 is for graphs with optimizers of tf.compat.v1; "
-                "expected a Keras optimizer when executing eagerly."
+                f"backward_passes_per_step is {passes} in eager mode, which optimizers of tf.compat.v1 do "
+                "not support; expected a Keras optimizer, or backward_passes_per_step=1."
             )
         self._agg_helper = Aggregator(passes, averages) if passes > 1 else None
         self._exchange = Exchange(reduction, self._agg_helper)
@@ -35,31 +35,31 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         self._exchange.keep_local(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns pairs of exchanged gradients and variables. Their evaluation is collective."""
+        """Returns pairs of exchanged gradients and variables. Collective when they are evaluated."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = zip(*pairs, strict=True)
         if self._agg_helper is None:
-            found = self._exchange(gradients, variables)
+            exchanged = self._exchange(gradients, variables)
         else:
-            found = self._in_order(gradients, variables)
-        return list(zip(found, variables, strict=True))
+            exchanged = self._exchange_in_order(gradients, variables)
+        return list(zip(exchanged, variables, strict=True))
 
-    def _in_order(self, gradients: Any, variables: Any) -> Any:
-        """Runs the exchange as one function, because only a function preserves the order of assignments."""
+    def _exchange_in_order(self, gradients: Any, variables: Any) -> Any:
+        """Runs the exchange in a tf.function, which preserves the order of assignments."""
         if self._exchange.reduction.sparse_as_dense:
             gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         present = [i for i, g in enumerate(gradients) if g is not None]
 
         @tf.function
-        def exchanged(*given: Any) -> Any:
-            every: list[Any] = [None] * len(gradients)
-            for i, gradient in zip(present, given, strict=True):
-                every[i] = gradient
-            found = self._exchange(every, variables)
-            return [found[i] for i in present]
+        def exchange_present(*present_gradients: Any) -> Any:
+            all_gradients: list[Any] = [None] * len(gradients)
+            for i, gradient in zip(present, present_gradients, strict=True):
+                all_gradients[i] = gradient
+            reduced = self._exchange(all_gradients, variables)
+            return [reduced[i] for i in present]
 
         result: list[Any] = [None] * len(gradients)
-        for i, value in zip(present, exchanged(*[gradients[i] for i in present]), strict=True):
+        for i, value in zip(present, exchange_present(*[gradients[i] for i in present]), strict=True):
             result[i] = value
         return result
 

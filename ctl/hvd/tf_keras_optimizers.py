@@ -1,4 +1,4 @@
-"""A distributed optimizer of tf_keras (Keras 2), legacy or new, that exchanges its computed gradients."""
+"""Distributed optimizer of tf_keras (Keras 2), legacy or new, which exchanges its computed gradients."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from ctl.hvd.keras3_optimizers import Distributed
 
 
 class TfKeras(Distributed):
-    """A mixin that precedes the class of a tf_keras optimizer in a common subclass.
+    """Mixin for tf_keras optimizers. It precedes the optimizer's class in a common subclass.
 
-    `minimize` and `model.fit` compute gradients and apply them: the computation contains the exchange.
-    `apply_gradients` exchanges gradients that were computed elsewhere.
+    `minimize` and `model.fit` exchange the gradients when they compute them. `apply_gradients` exchanges
+    gradients that this optimizer has not computed.
     """
 
     _HAS_AGGREGATE_GRAD = True
@@ -32,7 +32,7 @@ class TfKeras(Distributed):
         return list(zip(self._allreduce(gradients, variables), variables, strict=True))
 
     def get_gradients(self, loss: Any, params: Any) -> Any:
-        """Returns exchanged gradients, for an optimizer that has this method. Collective."""
+        """Returns exchanged gradients, for legacy optimizers. Collective."""
         base: Any = super()
         return self._allreduce(base.get_gradients(loss, params), params)
 
@@ -43,7 +43,7 @@ class TfKeras(Distributed):
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Applies pairs. Exchanges gradients first if this optimizer has not computed them."""
+        """Applies gradients, and exchanges them first if this optimizer has not computed them."""
         pairs = list(grads_and_vars)
         if not self.__dict__.pop("_hvd_exchanged", False):
             gradients, variables = zip(*pairs, strict=True)
@@ -60,5 +60,5 @@ class TfKeras(Distributed):
         def count() -> None:
             self.iterations.assign_add(1)
 
-        _ = self.iterations  # created here: a variable cannot be created in one branch
+        _ = self.iterations  # creates the variable, which is not possible in a branch
         return tf.cond(aggregator.is_due(), update, count)

@@ -1,4 +1,4 @@
-"""Names that scripts import from Horovod's module of this name."""
+"""Names that scripts import from `horovod.tensorflow.util` or `horovod.common.util`."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
     from packaging.version import parse
 
     if not isinstance(ver, str) or not isinstance(target, str):
-        raise ValueError(f"{ver!r} and {target!r} came; expected two versions such as '2.21.0'.")
+        raise ValueError(f"got {ver!r} and {target!r}; expected two version strings such as '2.21.0'.")
     return parse(ver) >= parse(target)
 
 

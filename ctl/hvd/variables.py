@@ -8,34 +8,34 @@ from ctl.collectives import tensor_ops
 from ctl.collectives.calls import Call
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 
-_plain = tf.autograph.experimental.do_not_convert
+_do_not_convert = tf.autograph.experimental.do_not_convert
 
 
-@_plain
+@_do_not_convert
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Assigns the values of `variables` on `root_rank` on every rank, in one exchange.
+    """Assigns the values of `variables` on `root_rank` to the variables of every rank. Collective.
 
-    Takes variables of TensorFlow, Keras 3 and tf_keras. In a graph of `tf.compat.v1`, returns the
-    operation that assigns them. `inplace` is ignored: values are always assigned.
-    Raises tf.errors.FailedPreconditionError on every rank if the variables of ranks differ in number,
-    shape or type.
+    Supports variables of TensorFlow, Keras 3 and tf_keras, and broadcasts them in one exchange. In a graph
+    of `tf.compat.v1` it returns the operation that assigns them. `inplace` is ignored, because values are
+    always assigned. Raises tf.errors.FailedPreconditionError on every rank if the variables of ranks differ
+    in number, shape or type.
     """
-    chosen = list(variables)
-    if not chosen:
+    variable_list = list(variables)
+    if not variable_list:
         return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.no_op()
-    values = _broadcast(chosen, root_rank, None, process_set)
-    assigned = [variable.assign(value) for variable, value in zip(chosen, values, strict=True)]
+    values = _broadcast(variable_list, root_rank, None, process_set)
+    assignments = [variable.assign(value) for variable, value in zip(variable_list, values, strict=True)]
     if tf.compat.v1.executing_eagerly_outside_functions():
         return None
-    return tf.group(*_operations(assigned))
+    return tf.group(*_drop_none(assignments))
 
 
-@_plain
+@_do_not_convert
 def broadcast_(
     variables: Sequence[Any],
     root_rank: int,
@@ -43,18 +43,18 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Broadcasts as `broadcast_variables`, and returns the new values as tensors."""
-    chosen = list(variables)
-    values = _broadcast(chosen, root_rank, name, process_set) if chosen else []
-    assigned = [variable.assign(value) for variable, value in zip(chosen, values, strict=True)]
+    variable_list = list(variables)
+    values = _broadcast(variable_list, root_rank, name, process_set) if variable_list else []
+    assignments = [variable.assign(value) for variable, value in zip(variable_list, values, strict=True)]
     if tf.executing_eagerly():
         return list(values)
-    with tf.control_dependencies(_operations(assigned)):
+    with tf.control_dependencies(_drop_none(assignments)):
         return [tf.identity(value) for value in values]
 
 
-def _operations(assigned: Sequence[Any]) -> list[Any]:
-    """Returns the operations. Keras 3 assignments are None, and a `tf.function` orders them."""
-    return [done for done in assigned if done is not None]
+def _drop_none(assignments: Sequence[Any]) -> list[Any]:
+    """Returns the operations of assignments. They are None for Keras 3 variables."""
+    return [operation for operation in assignments if operation is not None]
 
 
 def _broadcast(variables: Any, root_rank: int, name: str | None, process_set: Any) -> Sequence[tf.Tensor]:
@@ -63,4 +63,4 @@ def _broadcast(variables: Any, root_rank: int, name: str | None, process_set: An
     default = "HorovodBroadcastVariables"
     if not tf.executing_eagerly():
         default += f"_{tensors[0].name}_{tensors[-1].name}".replace(":", "_").replace("/", "_")
-    return tensor_ops.outputs(call, tensors, name, default)
+    return tensor_ops.run_collective(call, tensors, name, default)

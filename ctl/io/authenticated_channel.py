@@ -13,11 +13,11 @@ The protocol, with fixed roles and a random nonce of each side:
     caller -> listener   magic, caller's nonce, length, claim (JSON), HMAC("caller", claim)
     listener -> caller   length, verdict (JSON), HMAC("listener", claim, verdict)
 
-Each HMAC-SHA256 also covers the purpose of the port, the listener's identity and both nonces. So no
-message can be sent back to its sender, replayed, or used at another port. The secret is never sent. The
-data of a caller are not parsed before its proof, for which it has `PROOF_SECS` and some hundred bytes. The
-data after the proof are neither encrypted nor signed. Without a secret (b"") the limits apply, but callers
-are not authenticated.
+Each HMAC-SHA256 also covers the purpose of the port, the listener's identity and both nonces. Therefore a
+message cannot be reflected to its sender, replayed, or used at another port. The secret is never sent. The
+claim of a caller is not parsed before its proof. The proof is limited to `PROOF_SECS` and some hundred
+bytes. Data after the proof is neither encrypted nor signed. Without a secret (b"") the limits apply, but
+callers are not authenticated.
 """
 
 import contextlib
@@ -55,19 +55,19 @@ _FULL_SECS = 0.05  # pause when no file descriptor is free
 
 
 class ChannelError(ConnectionError):
-    """An error of a connection before it is authenticated."""
+    """Error of a connection before it is authenticated."""
 
 
 class UnprovenError(ChannelError):
-    """An error for a listener that has not proved that it belongs to this job."""
+    """Error for a listener that has not proved that it belongs to this job."""
 
 
 class LateProofError(UnprovenError):
-    """An error for a listener that has not sent its proof in time."""
+    """Error for a listener that has not sent its proof in time."""
 
 
 class ChannelRefusedError(ChannelError):
-    """An error for a caller that the listener refuses.
+    """Error for a caller that the listener refuses.
 
     Attributes:
       can_retry: True if the listener may accept the caller later.
@@ -80,7 +80,7 @@ class ChannelRefusedError(ChannelError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The description of a port, equal on both sides of a connection.
+    """Description of a port, equal on both sides of a connection.
 
     Attributes:
       secret: Secret of the job; b"" without one.
@@ -109,7 +109,7 @@ def job_secret(environ: Mapping[str, str] = os.environ) -> bytes:
 
 
 def _set_options(connection: socket.socket) -> socket.socket:
-    """Disables delays of small messages, enables the detection of a dead peer within a minute."""
+    """Disables delays of small messages and enables the detection of a dead peer within a minute."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
@@ -126,10 +126,10 @@ def _set_options(connection: socket.socket) -> socket.socket:
 
 
 class Listener:
-    """A listener that authenticates callers concurrently. One thread uses it.
+    """A listener that authenticates callers concurrently. Not thread-safe.
 
-    Silent, slow and invalid callers do not delay the others. Each caller has `PROOF_SECS`. If there are
-    more than `MAX_PENDING_CALLERS`, the oldest one is disconnected.
+    Silent, slow and invalid callers do not delay other callers. Each caller must authenticate within
+    `PROOF_SECS`. If there are more than `MAX_PENDING_CALLERS`, the oldest one is disconnected.
 
     Args:
       server: A listening socket, which this object closes.
@@ -138,7 +138,7 @@ class Listener:
 
     Attributes:
       refused: Number of connections that were closed without a proof.
-      last_refused: Address of the newest of them.
+      last_refused: Address of the most recent of these connections.
     """
 
     def __init__(self, server: socket.socket, endpoint: Endpoint, judge: Judge = lambda claim: None):
@@ -179,10 +179,10 @@ class Listener:
                     claim = caller.send_verdict(self._judge)
                     self._release(caller.socket)
                     accepted.append((_set_options(caller.socket), claim))
-            except _Refused:
+            except _RefusalSentError:
                 self._release(caller.socket)
-                caller.socket.close()  # without a reset, so that the verdict arrives
-            except _NotOurs:
+                caller.socket.close()  # without a reset, which could discard the verdict
+            except _UnauthenticatedError:
                 self._drop(caller.socket)
         time_secs = time.monotonic()
         while self._pending and next(iter(self._pending.values())).deadline_secs <= time_secs:
@@ -219,7 +219,7 @@ class Listener:
             self._selector.register(connection, selectors.EVENT_READ)
             try:
                 caller.greet()
-            except _NotOurs:
+            except _UnauthenticatedError:
                 self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
@@ -236,12 +236,12 @@ class Listener:
             self._selector.unregister(connection)
 
 
-class _NotOurs(Exception):
-    """An error for a caller that cannot be authenticated."""
+class _UnauthenticatedError(Exception):
+    """Error for a caller that cannot be authenticated."""
 
 
-class _Refused(Exception):
-    """An error for an authenticated caller to which a refusal was sent."""
+class _RefusalSentError(Exception):
+    """Error for an authenticated caller to which a refusal was sent."""
 
 
 class _PendingCaller:
@@ -261,30 +261,30 @@ class _PendingCaller:
         self._send(_MAGIC + self._nonce)
 
     def has_proven(self) -> bool:
-        """Reads the available data. Returns True after a valid proof; raises _NotOurs for other data."""
+        """Reads available data. Returns True after a valid proof, raises an error for invalid data."""
         while (missing := self._num_needed_bytes() - len(self._received)) > 0:
             try:
                 data = self.socket.recv(missing)
             except (BlockingIOError, InterruptedError):
                 return False
             except OSError as e:
-                raise _NotOurs from e
+                raise _UnauthenticatedError from e
             self._received += data
             start = self._received[: len(_MAGIC)]
             if not data or start != _MAGIC[: len(start)]:
-                raise _NotOurs
+                raise _UnauthenticatedError
         claim, proof = self._received[_HEAD_BYTES:-_PROOF_BYTES], self._received[-_PROOF_BYTES:]
         expected = self._endpoint.proof("caller", *self._nonces(), claim)
         if not hmac.compare_digest(proof, expected):
-            raise _NotOurs
+            raise _UnauthenticatedError
         self._claim = claim
         return True
 
     def send_verdict(self, judge: Judge) -> dict[str, Any]:
-        """Sends the verdict and returns the claim. Raises _Refused if the verdict is a refusal."""
+        """Sends the verdict and returns the claim. Raises _RefusalSentError if the verdict is a refusal."""
         claim = _parse_object(self._claim)
         if claim is None:
-            raise _NotOurs
+            raise _UnauthenticatedError
         refusal = judge(claim)
         verdict: dict[str, Any] = {}
         if refusal is not None:
@@ -293,7 +293,7 @@ class _PendingCaller:
         proof = self._endpoint.proof("listener", *self._nonces(), self._claim, text)
         self._send(_LENGTH.pack(len(text)) + text + proof)
         if refusal is not None:
-            raise _Refused
+            raise _RefusalSentError
         self.socket.setblocking(True)
         return claim
 
@@ -305,15 +305,15 @@ class _PendingCaller:
             return _HEAD_BYTES
         (size,) = _LENGTH.unpack_from(self._received, _FIRST_BYTES)
         if size > MAX_CLAIM_BYTES:
-            raise _NotOurs
+            raise _UnauthenticatedError
         return _HEAD_BYTES + size + _PROOF_BYTES
 
     def _send(self, data: bytes) -> None:
         try:
             if self.socket.send(data) != len(data):
-                raise _NotOurs
+                raise _UnauthenticatedError
         except OSError as e:
-            raise _NotOurs from e
+            raise _UnauthenticatedError from e
 
 
 def connect(
@@ -345,7 +345,8 @@ def connect(
         return _set_options(connection)
     except TimeoutError:
         connection.close()
-        raise LateProofError(f"it did not prove within {timeout_secs:g} s that it is of this job") from None
+        message = f"it did not prove within {timeout_secs:g} s that it belongs to this job"
+        raise LateProofError(message) from None
     except BaseException:
         connection.close()
         raise
@@ -362,7 +363,7 @@ def _authenticate(connection: socket.socket, endpoint: Endpoint, claim: bytes, d
     verdict = _receive_exactly(connection, size, deadline)
     proof = _receive_exactly(connection, _PROOF_BYTES, deadline)
     if not hmac.compare_digest(proof, endpoint.proof("listener", *nonces, claim, verdict)):
-        raise UnprovenError("it does not know the secret of this job")
+        raise UnprovenError(f"its secret is not that of this job ({SECRET_VARIABLE})")
     content = _parse_object(verdict)
     if content is None:
         raise UnprovenError("another program listens on this port")
@@ -371,7 +372,7 @@ def _authenticate(connection: socket.socket, endpoint: Endpoint, claim: bytes, d
 
 
 def _receive_exactly(connection: socket.socket, count: int, deadline: float, prefix: bytes = b"") -> bytes:
-    """Receives `count` bytes. Raises UnprovenError as soon as they do not start with `prefix`."""
+    """Receives `count` bytes. Raises UnprovenError if they do not start with `prefix`."""
     received = b""
     while len(received) < count:
         remaining_secs = deadline - time.monotonic()
@@ -381,7 +382,7 @@ def _receive_exactly(connection: socket.socket, count: int, deadline: float, pre
         data = connection.recv(count - len(received))
         if not data:
             raise UnprovenError(
-                "it closed the connection; it may belong to another job, or have another secret "
+                "it closed the connection; it may belong to another job, or have a different secret "
                 f"({SECRET_VARIABLE})"
             )
         received += data

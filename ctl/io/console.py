@@ -25,7 +25,7 @@ def set_printer(printer: Callable[[str], bool] | None) -> None:
 
 @contextlib.contextmanager
 def ignore_closed_stdout() -> Iterator[None]:
-    """Ignores that the reader of stdout closes the pipe within the block, as in `ctl --help | head -1`."""
+    """Ignores a closed stdout pipe within the block, as in `ctl --help | head -1`."""
     try:
         yield
         sys.stdout.flush()
@@ -34,5 +34,5 @@ def ignore_closed_stdout() -> Iterator[None]:
 
 
 def quoted(text: str, max_length: int = _MAX_QUOTED) -> str:
-    """Returns a text in quotes on one line, cut to `max_length` characters."""
+    """Returns `text` in quotes on one line, truncated to `max_length` characters."""
     return repr(text if len(text) <= max_length else text[: max_length - 3] + "...")

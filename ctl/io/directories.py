@@ -1,8 +1,9 @@
-"""Output directories of a run, from flags or from environment variables of the platform. No TensorFlow.
+"""Output directories of a run, from flags or from environment variables of the platform.
 
 Vertex AI sets AIP_CHECKPOINT_DIR (`gs://bucket/job/checkpoints/`), AIP_TENSORBOARD_LOG_DIR (`.../logs/`)
-and AIP_MODEL_DIR (`.../model/`) for each job, and mounts every bucket below /gcs. If the parent of the
-first is the model_dir, they agree with the default directories of a run.
+and AIP_MODEL_DIR (`.../model/`) for each job, and mounts every bucket below /gcs. With the parent of
+AIP_CHECKPOINT_DIR as the model_dir, these are the default directories of a run. This module does not import
+TensorFlow.
 """
 
 import os
@@ -17,11 +18,11 @@ _SCHEME = "gs://"
 
 @dataclass(frozen=True)
 class Directories:
-    """Paths or URLs without a trailing slash. Empty strings are directories that are not used.
+    """Paths or URLs without a trailing slash. An empty string means that the directory is not set.
 
     Attributes:
       model_dir: Directory of the run.
-      logs: Directory of TensorBoard's files if it is not `model_dir/logs`.
+      logs: Directory of TensorBoard's files, unless it is `model_dir/logs`.
       model: Directory for a copy of the exported SavedModel, which the platform serves.
       sources: Names of the environment variables that were used.
     """
@@ -56,10 +57,9 @@ def read_directories(
 
 
 def usable_path(path_or_url: str, mount: str = MOUNT) -> str:
-    """Translates between `gs://b/run` and `/gcs/b/run`. Returns other paths unchanged.
+    """Converts between `gs://b/run` and `/gcs/b/run`. Returns other paths unchanged.
 
-    The result is the directory if the bucket is mounted, because it supports more operations, and otherwise
-    the URL.
+    Returns the path if the bucket is mounted, because it supports more operations, otherwise the URL.
     """
     bucket = bucket_and_path(path_or_url, mount)
     if bucket is None:

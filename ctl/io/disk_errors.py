@@ -20,10 +20,10 @@ _TRANSIENT = _FULL | {
 
 
 def is_full(error: OSError) -> bool:
-    """Returns True for a full disk and for a used-up quota."""
+    """Returns True for a full disk and for an exceeded quota."""
     return error.errno in _FULL
 
 
 def is_transient(error: OSError) -> bool:
-    """Returns True for an error of a disk or a network that a later attempt may not have."""
+    """Returns True for an error of a disk or a network that may be temporary, such as a full disk."""
     return error.errno in _TRANSIENT

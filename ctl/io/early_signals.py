@@ -1,4 +1,4 @@
-"""Signals that arrive while a program is still importing.
+"""Handlers of signals that arrive while a program is still importing modules.
 
 `import ctl` installs two handlers in programs, and none in notebooks and interactive sessions:
 
@@ -21,7 +21,7 @@ _installed = False
 
 
 def install_early_handlers() -> None:
-    """Installs the handlers; a second call, and a call outside a program, is a no-op."""
+    """Installs the handlers. A no-op if they are installed, and in notebooks and interactive sessions."""
     global _installed  # noqa: PLW0603
     main = sys.modules.get("__main__")
     is_program = getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
@@ -49,7 +49,7 @@ def _replace_excepthook() -> None:
 
 
 def _is_import(trace: TracebackType | None) -> bool:
-    """Returns True if the body of a second module runs: that of the program is the first."""
+    """Returns True if the body of a second module is running. The program is the first module."""
     num_modules = 0
     while trace is not None:
         num_modules += trace.tb_frame.f_code.co_name == "<module>"

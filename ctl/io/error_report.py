@@ -1,7 +1,7 @@
-"""Short reports of uncaught errors: the user's own lines, the error, and notes about it.
+"""Short reports of uncaught errors: the frames of the user's code, the error, and its notes.
 
-The frames of TensorFlow, Keras and ctl, the code that AutoGraph generates, and the stack traces of C++ are
-left out. `--full_traceback` or TF_CPP_MIN_LOG_LEVEL=0 shows them.
+The reports omit the frames of TensorFlow, Keras and ctl, the code that AutoGraph generates, and C++ stack
+traces. `--full_traceback` or TF_CPP_MIN_LOG_LEVEL=0 shows them.
 """
 
 import linecache
@@ -37,36 +37,36 @@ def show_full_tracebacks() -> None:
 
 
 def can_shorten(error: BaseException) -> bool:
-    """Returns True if the user's own frames are enough for an error that passed through ctl.
+    """Returns True if the frames of the user's code suffice for an error that passed through ctl.
 
-    They do not if the error comes from ctl itself, or if full tracebacks were requested.
+    Returns False if ctl itself raised the error, or if full tracebacks were requested.
     """
     names = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    if _is_full or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0" or not any(map(_is_of_ctl, names)):
+    if _is_full or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0" or not any(map(_is_ctl_file, names)):
         return False
     if isinstance(error, CtlError) or _FRAME.search(shortened(str(error), (*LIBRARIES, _PACKAGE))):
         return True
-    return not _is_of_ctl([name for name in names if not _is_of_a_library(name)][-1])
+    return not _is_ctl_file([name for name in names if not _is_library_file(name)][-1])
 
 
 def short_report(error: BaseException, trace: TracebackType | None = None) -> str:
-    """Returns the user's frames, the class and message of `error`, and its notes, as lines."""
+    """Returns the frames of the user's code, the class and message of `error`, and its notes, as lines."""
     is_own = isinstance(error, CtlError)  # its message is short
     text = str(error) if is_own else shortened(str(error), (*LIBRARIES, _PACKAGE))
     name = type(error).__name__
     lines = [f"Traceback of your code {_HINT}:"]
-    if _FRAME.search(text) and not is_own:  # the message has the frames in the step
+    if _FRAME.search(text) and not is_own:  # the message contains the frames of the step
         body, _, last = text.rpartition("\n")
-        lines += [*_frames(trace or error.__traceback__), *([body.strip("\n")] if body else [])]
+        lines += [*_format_frames(trace or error.__traceback__), *([body.strip("\n")] if body else [])]
         last = last.strip()
         lines.append(last if last.startswith(name) else f"{name}: {last}")
     else:
-        lines += [*_frames(trace or error.__traceback__), f"{name}: {text}".rstrip(": ")]
+        lines += [*_format_frames(trace or error.__traceback__), f"{name}: {text}".rstrip(": ")]
     return "\n".join([*lines, *getattr(error, "__notes__", ())])
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a line that reports and Python's own tracebacks show after the message."""
+    """Adds a line that reports and Python's tracebacks show after the message."""
     if hasattr(error, "add_note"):  # Python 3.11
         error.add_note(note)
     else:
@@ -74,7 +74,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def mark_as_common(error: BaseException) -> None:
-    """Notes that every worker of the job raises this error, so that the report of one is enough."""
+    """Marks an error that every worker of the job raises. Only one worker has to report it."""
     error.__dict__["is_common_to_workers"] = True
 
 
@@ -91,14 +91,14 @@ def shortened(text: str, libraries: tuple[str, ...]) -> str:
         content, indent = line.strip(), len(line) - len(line.lstrip())
         frame = _FRAME.match(content)
         if frame:
-            skips, skipped_indent = True, indent  # of the code that follows, which is read below
+            skips, skipped_indent = True, indent  # skips the source line that follows
             is_library = any(part in frame[1] for part in libraries)
             if not (is_library or frame[1].startswith(_STANDARD_LIBRARY) or frame[0] in frames):
                 frames.add(frame[0])
                 source = linecache.getline(frame[1], int(frame[2])).strip()
                 lines_to_show += [f"  {content.rstrip(' *')}", *([f"    {source}"] if source else [])]
         elif content.startswith("Arguments received by"):
-            break  # Keras repeats the arguments of the layer; the message has their shapes
+            break  # Keras repeats the arguments of the layer; the message contains their shapes
         elif content and not (skips and indent > skipped_indent) and not _NODE_LINE.match(content):
             skips = False
             lines_to_show.append(_FIRST_ROOT.sub("", _OPERATION.sub("", line.rstrip()))[:_MAX_LINE_LENGTH])
@@ -108,7 +108,7 @@ def shortened(text: str, libraries: tuple[str, ...]) -> str:
 
 
 def core(text: str) -> str:
-    """Returns the sentence of a TensorFlow error, without the place where the node was defined."""
+    """Returns the sentence of a TensorFlow error, without the location of the node's definition."""
     lines = [line.strip() for line in shortened(text, ("",)).splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
@@ -120,20 +120,20 @@ def ctl_error_in(error: BaseException | None) -> CtlError | None:
     return error
 
 
-def _frames(trace: TracebackType | None) -> list[str]:
-    """Returns the lines of the frames that are in the user's own files."""
+def _format_frames(trace: TracebackType | None) -> list[str]:
+    """Returns the lines of the frames in the user's files."""
     lines = []
     for frame in traceback.extract_tb(trace):
         name = frame.filename
-        if not _is_of_a_library(name) and not _is_of_ctl(name):
+        if not _is_library_file(name) and not _is_ctl_file(name):
             lines.append(f'  File "{name}", line {frame.lineno}, in {frame.name}')
             lines += [f"    {frame.line}"] if frame.line else []
     return lines
 
 
-def _is_of_a_library(filename: str) -> bool:
+def _is_library_file(filename: str) -> bool:
     return any(part in filename for part in LIBRARIES) or filename.startswith(_STANDARD_LIBRARY)
 
 
-def _is_of_ctl(filename: str) -> bool:
+def _is_ctl_file(filename: str) -> bool:
     return os.path.abspath(filename).startswith(_PACKAGE + os.sep)

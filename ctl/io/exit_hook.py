@@ -1,4 +1,4 @@
-"""Process exit with the exit code of an error, flushed files, and without TensorFlow's teardown.
+"""Process exit with the exit code of an error and flushed files, without TensorFlow's teardown.
 
     exit_hook.install_exit_hook()   # scripts: errors of ctl end the process with their exit code
     raise exit_hook.Exit(0)         # ctl.run: ends the process with 0, unless it is caught
@@ -33,7 +33,7 @@ _ANY_FILE = io.IOBase.__base__  # base class of all files that is not an abstrac
 _installed = False
 _skips_teardown = False
 _is_exiting = False  # without the finalization of the interpreter
-_find_functions: list[Callable[[], Iterable[Any]]] = []  # return objects that must not be destroyed
+_finders: list[Callable[[], Iterable[Any]]] = []  # return the objects that must not be destroyed
 _pauses: list[Callable[[], object]] = []
 _translations: list[Callable[[Exception], Exception]] = []
 
@@ -41,8 +41,8 @@ _translations: list[Callable[[Exception], Exception]] = []
 class Exit(SystemExit):
     """A SystemExit that skips TensorFlow's teardown if it is not caught.
 
-    The exit functions of `atexit` run, open files and summary writers are flushed, and the process ends. In
-    a test or a notebook, which catches it, it has no further effect.
+    The exit functions of `atexit` run, open files and summary writers are flushed, and the process ends.
+    Tests and notebooks catch it; it then has no further effect.
     """
 
     def __init__(self, code: int):
@@ -55,9 +55,9 @@ class Exit(SystemExit):
 
 
 def install_exit_hook() -> None:
-    """Installs the exit codes of `install_exit_codes` and skips TensorFlow's teardown; idempotent.
+    """Calls `install_exit_codes` and skips TensorFlow's teardown at the end of the process. Idempotent.
 
-    A script that ends in any other way keeps its exit code.
+    A script that ends without an uncaught error keeps its exit code.
     """
     global _skips_teardown  # noqa: PLW0603
     install_exit_codes()
@@ -67,9 +67,9 @@ def install_exit_hook() -> None:
 
 
 def install_exit_codes() -> None:
-    """Ends this process with the exit code of an uncaught error; idempotent.
+    """Installs an excepthook that ends this process with the exit code of an uncaught error. Idempotent.
 
-    An error that came through ctl is printed as a short report (io/error_report.py). Under pytest, in a
+    An error that passed through ctl is printed as a short report (io/error_report.py). Under pytest, in a
     notebook and under `python -i` the process continues.
     """
     global _installed  # noqa: PLW0603
@@ -80,7 +80,7 @@ def install_exit_codes() -> None:
 
     def hook(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _print_uncaught(previous, error_type, error, trace)
-        cause = _cause_of_end(error)
+        cause = _find_exit_cause(error)
         code = cause.exit_code if isinstance(cause, CtlError) else EXIT_FAILED
         if isinstance(error, KeyboardInterrupt):
             code = EXIT_INTERRUPTED
@@ -88,19 +88,23 @@ def install_exit_codes() -> None:
             return  # the process continues
         if code == EXIT_RETRY and not (isinstance(cause, CtlError) and cause.runs_exit_functions):
             end_process(code)
-        atexit.register(_exit_process, code)  # once threads have ended, as Python does
+        atexit.register(_exit_process, code)  # runs after threads have ended
 
     sys.excepthook = hook
 
 
 def translate_errors(translate: Callable[[Exception], Exception]) -> None:
-    """Has `translate` restore the type of errors of ctl that another library has wrapped; idempotent."""
+    """Registers a function that restores the type of errors of ctl in another library's errors. Idempotent.
+
+    Args:
+      translate: Error -> the original error, or the same error if it is not an error of ctl.
+    """
     if translate not in _translations:
         _translations.append(translate)
 
 
-def _cause_of_end(error: BaseException) -> BaseException:
-    """Returns the error that determines the exit code: `error`, or the loss of a peer that led to it.
+def _find_exit_cause(error: BaseException) -> BaseException:
+    """Returns the error that determines the exit code: `error`, or the loss of a peer that caused it.
 
     An error during the handling of a LostRankError, such as that of a closed session, is a consequence of
     the lost peer.
@@ -123,9 +127,9 @@ def _cause_of_end(error: BaseException) -> BaseException:
 def _print_uncaught(
     previous: Callable, error_type: type, error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Prints the short report of an error that came through ctl, or calls the previous hook."""
+    """Prints the short report of an error that passed through ctl, or calls the previous hook."""
     text = ""
-    with contextlib.suppress(Exception):  # a report that fails must not hide the error
+    with contextlib.suppress(Exception):  # an error in the report must not hide the original error
         if isinstance(error, Exception) and error_report.can_shorten(error):
             text = error_report.short_report(error, trace)
     if text:
@@ -143,14 +147,14 @@ def end_process(code: int) -> None:
 
 
 def keep_alive(find: Callable[[], Iterable[Any]], pause: Callable[[], object]) -> None:
-    """Prevents that objects are destroyed at the end of the process.
+    """Prevents the destruction of objects at the end of the process.
 
     Args:
-      find: Returns the objects, when the process ends.
-      pause: Called before the finalization of the interpreter. Returns when no thread destroys such an
-        object any more. A thread that returns from native code during the finalization aborts the process.
+      find: Returns the objects. Called when the process ends.
+      pause: Called before the finalization of the interpreter. Blocks until no thread destroys such an
+        object. A thread that returns from native code during the finalization would abort the process.
     """
-    _find_functions.append(find)
+    _finders.append(find)
     _pauses.append(pause)
 
 
@@ -180,7 +184,10 @@ def _exit_process(code: int) -> None:
 
 
 def _call_with_timeout(timeout_secs: float, function: Callable[[], None]) -> None:
-    """Calls a function that may block, because a thread that writes to a full pipe locks its file."""
+    """Calls a function in a thread and waits at most `timeout_secs` for it.
+
+    A flush may block, because a thread that writes to a full pipe locks its file.
+    """
     thread = threading.Thread(target=function, name="ctl-flush", daemon=True)
     try:
         thread.start()
@@ -202,7 +209,9 @@ def _flush_all() -> None:
         if id(value_class) not in handler_by_class:
             handler_by_class[id(value_class)] = None
             with contextlib.suppress(Exception):
-                handler_by_class[id(value_class)] = _handler(value_class, class_groups, objects_to_close)
+                handler_by_class[id(value_class)] = _create_handler(
+                    value_class, class_groups, objects_to_close
+                )
         handle = handler_by_class[id(value_class)]
         if handle is not None:
             with contextlib.suppress(Exception):
@@ -214,10 +223,10 @@ def _flush_all() -> None:
                     value.close()
 
 
-def _handler(
+def _create_handler(
     value_class: type, class_groups: list[tuple[type, ...]], objects_to_close: list[list[Any]]
 ) -> Callable[[Any], object] | None:
-    """Returns a function that flushes an object of a class, or adds it to `objects_to_close`, or None."""
+    """Returns a function that flushes an object of a class or adds it to `objects_to_close`, or None."""
     bases = value_class.__mro__  # issubclass calls hooks of abstract classes, and takes ten times as long
     for classes, group in zip(class_groups, objects_to_close, strict=True):
         if any(base in classes for base in bases):
@@ -229,21 +238,25 @@ def _handler(
 
 
 def _is_writable(value: Any) -> bool:
-    """Returns False for files that are only read. A flush would wait for a thread that reads from one."""
+    """Returns False for read-only files. A flush would wait for a thread that reads from the file."""
     writable = getattr(value, "writable", None)
     return writable is None or bool(writable())
 
 
-def _loaded(module: str, name: str) -> tuple[type, ...]:
+def _find_loaded_class(module: str, name: str) -> tuple[type, ...]:
     loaded = getattr(sys.modules.get(module), name, None)
     return (loaded,) if isinstance(loaded, type) else ()
 
 
-# Classes that write their last part in `close`. An object of one group may wrap one of a later group.
+# Classes that write their last part in `close`. An object of a group may wrap an object of a later group.
 _CLASSES_TO_CLOSE: tuple[Callable[[], tuple[type, ...]], ...] = (
     lambda: (io.TextIOWrapper,),
-    lambda: (*_loaded("tarfile", "TarFile"), *_loaded("zipfile", "ZipFile")),
-    lambda: (*_loaded("gzip", "GzipFile"), *_loaded("bz2", "BZ2File"), *_loaded("lzma", "LZMAFile")),
+    lambda: (*_find_loaded_class("tarfile", "TarFile"), *_find_loaded_class("zipfile", "ZipFile")),
+    lambda: (
+        *_find_loaded_class("gzip", "GzipFile"),
+        *_find_loaded_class("bz2", "BZ2File"),
+        *_find_loaded_class("lzma", "LZMAFile"),
+    ),
 )
 
 
@@ -259,7 +272,7 @@ def _skip_teardown() -> None:
     values = [live_resources.loaded_context()] if has_context else []
     for pause in () if _is_exiting else _pauses:
         pause()
-    for find in (*_find_functions, live_resources.resource_handles):
+    for find in (*_finders, live_resources.resource_handles):
         with contextlib.suppress(Exception):
             values += find()
     with contextlib.suppress(Exception):

@@ -1,8 +1,8 @@
-"""Messages over an authenticated connection: one JSON object per line.
+"""Messages over an authenticated connection, with one JSON object per line.
 
-line = JsonLines(connection)
-line.send({"join": 40214})
-line.receive()                      # a dictionary; None if the connection is closed
+messages = JsonLines(connection)
+messages.send({"join": 40214})
+messages.receive()                  # a dictionary; None if the connection is closed
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class JsonLines:
         return False
 
     def receive(self) -> dict | None:
-        """Returns the next message. None if the connection is closed or the message is not valid."""
+        """Blocks until the next message. Returns None if the connection is closed or it is invalid."""
         while b"\n" not in self._buffer:
             try:
                 data = self._connection.recv(65536)

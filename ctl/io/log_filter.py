@@ -1,11 +1,11 @@
-"""Filter for TensorFlow's start-up lines about CPU instructions and absent GPUs.
+"""Filter for TensorFlow's start-up messages about CPU instructions and missing GPUs.
 
-TF_CPP_MIN_LOG_LEVEL has no effect on lines that are written before TensorFlow's logging is ready. Standard
-error is therefore buffered during the import of TensorFlow and its first listing of devices. Afterwards all
-lines are written except those that match the filter. TF_CPP_MIN_LOG_LEVEL=0 disables it.
+TF_CPP_MIN_LOG_LEVEL does not affect messages that TensorFlow writes before it has initialized its logging.
+Standard error is therefore buffered during the import of TensorFlow and its first listing of devices, and
+afterwards written without the lines that match the filter. TF_CPP_MIN_LOG_LEVEL=0 disables the filter.
 
 The same hook pauses the garbage collection during the imports of TensorFlow and Keras, which saves a sixth
-of their time: they create half a million objects that are never freed, and the collector would traverse
+of their time. They create half a million objects that are never freed, and the collector would traverse
 them repeatedly.
 """
 
@@ -37,16 +37,16 @@ _stderr = 2  # the descriptor of standard error, also while `quiet` redirects it
 
 
 def stderr_descriptor() -> int:
-    """Returns the descriptor of standard error, for signal handlers: `quiet` may redirect number 2."""
+    """Returns the descriptor of standard error for signal handlers, because `quiet` redirects number 2."""
     return _stderr
 
 
 @contextlib.contextmanager
 def quiet() -> Any:
-    """Buffers standard error, also that of native code, and writes it without the noise after the block."""
+    """Buffers standard error, also of native code, and writes the filtered lines after the block."""
     try:
         saved = os.dup(2)
-    except OSError:  # no standard error at all
+    except OSError:  # standard error is closed
         yield
         return
     global _stderr  # noqa: PLW0603
@@ -121,7 +121,7 @@ _finder = _ImportHook()
 
 
 def quiet_logs() -> None:
-    """Sets the log level of absl and TensorFlow to WARNING; INFO is about internals of TensorFlow."""
+    """Sets the log level of absl and TensorFlow to WARNING, which omits messages about internals."""
     if _is_enabled():
         from absl import logging as absl_logging
 

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def shell() -> Any:
-    """Returns IPython's shell in the kernel of a notebook, otherwise None. Does not import IPython."""
+    """Returns IPython's shell in a notebook kernel, otherwise None. Does not import IPython."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     ipython = get_ipython() if callable(get_ipython) else None
     class_names = [c.__name__ for c in type(ipython).__mro__]

@@ -4,9 +4,9 @@
     paths.has_rename(directory)                        # False for an object store
     paths.write_atomically(directory / "a.json", text) # readers get the old or the new text
 
-Object stores are URLs, paths below /gcs/, mounts of the types in `_STORE_TYPES`, and the directories in the
-environment variable CTL_OBJECT_STORES (with a colon between them). URLs are accessed with TensorFlow, which
-is imported at the first access. Errors are OSErrors in both cases.
+Object stores are URLs, paths below /gcs/, mounts of object stores (`ctl.io.mounts`), and the directories in
+the environment variable CTL_OBJECT_STORES (separated by colons). TensorFlow accesses URLs. It is
+imported at the first access. Errors are OSErrors in both cases.
 """
 
 import contextlib
@@ -26,13 +26,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from ctl.io import mounts
+
 STORES = "CTL_OBJECT_STORES"
 _MOUNTED = "/gcs/"  # mount of object stores on Vertex AI, where a rename is a copy and not atomic
-_STORE_TYPES = {
-    "fuse",  # a program without a name in the mount table, such as the bucket driver of Google's clusters
-    "fuse.gcsfuse", "fuse.s3fs", "fuse.mountpoint-s3", "fuse.goofys", "fuse.geesefs", "fuse.blobfuse",
-    "fuse.blobfuse2", "fuse.rclone", "fuse.ossfs", "fuse.cosfs", "fuse.obsfs",
-}  # fmt: skip
 _BLOCK_BYTES = 1 << 20
 _PADDED_BYTES = 1 << 10
 PAUSES_SECS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # between attempts to read
@@ -59,42 +56,52 @@ class UrlPath:
 
     @property
     def name(self) -> str:
+        """Last component of the URL."""
         return self.url.rstrip("/").rpartition("/")[2]
 
     @property
     def parent(self) -> "UrlPath":
+        """URL without its last component."""
         return UrlPath(self.url.rstrip("/").rpartition("/")[0])
 
     def exists(self) -> bool:
+        """Returns True for an existing file or directory."""
         with os_errors(self):
             return _gfile().exists(self.url)
 
     def is_dir(self) -> bool:
+        """Returns True for an existing directory."""
         with os_errors(self):
             return _gfile().isdir(self.url)
 
     def is_file(self) -> bool:
+        """Returns True for an existing file."""
         return self.exists() and not self.is_dir()
 
     def iterdir(self) -> Iterator["UrlPath"]:
+        """Lists the directory and returns an iterator over its content."""
         with os_errors(self):
             names = _gfile().listdir(self.url)
         return iter([self / name.rstrip("/") for name in names if name.rstrip("/")])
 
     def read_bytes(self) -> bytes:
+        """Returns the content of the file."""
         return read_file(self)
 
     def write_bytes(self, data: bytes) -> None:
+        """Replaces the content of the file."""
         with os_errors(self), _gfile().GFile(self.url, "wb") as file:
             file.write(data)
 
     def unlink(self, missing_ok: bool = False) -> None:
+        """Deletes the file."""
         if missing_ok and not self.exists():
             return
         with os_errors(self):
             _gfile().remove(self.url)
 
     def mkdir(self, parents: bool = True, exist_ok: bool = True) -> None:
+        """Creates the directory and its parents. The arguments are ignored."""
         with os_errors(self):
             _gfile().makedirs(self.url)
 
@@ -109,7 +116,7 @@ AnyPath = Path | UrlPath
 
 
 def path(where: str | os.PathLike) -> AnyPath:
-    """Returns a `UrlPath` for a text with "://", otherwise a `pathlib.Path`."""
+    """Returns a `UrlPath` for a string with "://", otherwise a `pathlib.Path`."""
     text = os.fspath(where)
     return UrlPath(text) if "://" in text else Path(text)
 
@@ -120,34 +127,18 @@ def is_url(where: str | os.PathLike | None) -> bool:
 
 
 def has_rename(where: AnyPath) -> bool:
-    """Returns True if a directory can be renamed atomically, which object stores cannot."""
+    """Returns True if a directory can be renamed atomically. Object stores do not support this."""
     if not isinstance(where, Path):
         return False
     stores = [p for p in os.environ.get(STORES, "").split(os.pathsep) if p]
     absolute = where.absolute()
     if any(absolute.is_relative_to(p) for p in (_MOUNTED, *stores)):
         return False
-    return _mount_type(os.path.realpath(absolute)) not in _STORE_TYPES
-
-
-def _mount_type(where: str) -> str:
-    """Returns the file system type of a path without symbolic links, such as "ext4", or ""."""
-    mount_point, mount_type = "", ""
-    with contextlib.suppress(OSError), open("/proc/self/mounts", "rb") as file:
-        for line in file:
-            source, target, fs_type = os.fsdecode(line).split(" ")[:3]
-            program, sharp, _ = source.partition("#")
-            for octal in ("\\040", "\\011", "\\012", "\\134"):
-                target = target.replace(octal, chr(int(octal[1:], 8)))
-            is_inside = f"{where}/".startswith(f"{target.rstrip('/')}/")
-            if is_inside and len(target) >= len(mount_point):
-                mount_point = target
-                mount_type = f"fuse.{program}" if fs_type == "fuse" and sharp else fs_type
-    return mount_type
+    return not mounts.is_object_store(os.path.realpath(absolute))
 
 
 def read_blocks(where: AnyPath) -> Iterator[bytes]:
-    """Yields the content of a file in blocks of 1 MiB. Raises OSError, also if the end is missing."""
+    """Yields the content of a file in blocks of 1 MiB. Raises OSError, also for a truncated read."""
     if not isinstance(where, Path):
         with os_errors(where), _gfile().GFile(where.url, "rb") as file:
             while block := file.read(_BLOCK_BYTES):
@@ -169,7 +160,7 @@ def read_blocks(where: AnyPath) -> Iterator[bytes]:
 
 
 class NotAFile(OSError):
-    """An error for a pipe, a socket or a device instead of a file. Reading it could block forever."""
+    """Error for a pipe, a socket or a device instead of a file. A read could block forever."""
 
 
 def read_file(where: AnyPath) -> bytes:
@@ -189,13 +180,16 @@ def call_with_retries(
     is_permanent: Callable[[OSError], bool] = is_permanent_error,
     where: AnyPath | None = None,
 ) -> T:
-    """Returns the result of a function, which is called again after an OSError that may be temporary.
+    """Calls a function, and repeats the call after an OSError that may be temporary.
 
     Args:
       function: The function.
       pauses_secs: Pauses before the second and later calls (seconds).
       is_permanent: Returns True for errors that are raised without a retry, such as a missing file.
       where: Path for warnings about errors without a path.
+
+    Returns:
+      The result of the function.
     """
     for pause in pauses_secs:
         try:
@@ -210,10 +204,10 @@ def call_with_retries(
 
 
 def write_atomically(where: AnyPath, text: str, *, durable: bool = False) -> None:
-    """Replaces the content of a small file. After an OSError the old content is still there.
+    """Replaces the content of a small file. An OSError leaves the old content unchanged.
 
     With `durable`, the new content is synced to the disk before it replaces the old one. On file systems
-    without rename, the text is padded with blanks to the length of the old one, and written with one call.
+    without rename, the text is padded with spaces to the length of the old text, and written with one call.
     """
     if not isinstance(where, Path):
         where.write_bytes(text.encode())
@@ -241,7 +235,7 @@ def write_atomically(where: AnyPath, text: str, *, durable: bool = False) -> Non
 
 
 def replace(new: Path, old: Path) -> None:
-    """Replaces a file or a directory by another. For directories this is atomic on Linux only."""
+    """Replaces a file or a directory with another one. For directories this is atomic on Linux only."""
     aside = old.with_name(f".{old.name}.replaced")  # may exist if a process was killed in this function
     if not old.is_dir() or old.is_symlink():
         os.replace(new, old)
@@ -260,7 +254,7 @@ def replace(new: Path, old: Path) -> None:
 def remove_tree(where: AnyPath) -> None:
     """Deletes a directory and its content. Raises OSError.
 
-    Listings of a mounted object store may be outdated, so files that are not listed may remain.
+    Listings of a mounted object store may be outdated, so unlisted files may remain.
     """
     if isinstance(where, Path):
         if has_rename(where):
@@ -285,28 +279,30 @@ def _remove_listed(where: Path) -> None:
             raise
 
 
-def copy_tree(source: AnyPath, goal: AnyPath, last: str = "") -> None:
-    """Replaces a file or a directory by a copy of another, for file systems without rename.
+def copy_tree(source: AnyPath, destination: AnyPath, last: str = "") -> None:
+    """Replaces a file or a directory with a copy of another one, for file systems without rename.
 
-    `last` is the name of a file that marks a directory as complete. It is deleted first and written last.
+    `last` is the name of the file that marks a directory as complete. It is deleted first and written last.
     """
     if source.is_file():
-        goal.parent.mkdir(parents=True, exist_ok=True)
-        _copy_file(source, goal)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        _copy_file(source, destination)
         return
     if last:
-        (goal / last).unlink(missing_ok=True)
-    if goal.exists():
-        remove_tree(goal)
-    goal.mkdir(parents=True, exist_ok=True)
-    inside: list[AnyPath] = [*source.iterdir()]
-    for path in sorted(inside, key=lambda p: (p.name == last, p.name)):
-        copy_tree(path, goal / path.name, last)
+        (destination / last).unlink(missing_ok=True)
+    if destination.exists():
+        remove_tree(destination)
+    destination.mkdir(parents=True, exist_ok=True)
+    entries: list[AnyPath] = [*source.iterdir()]
+    for path in sorted(entries, key=lambda p: (p.name == last, p.name)):
+        copy_tree(path, destination / path.name, last)
 
 
-def _copy_file(source: AnyPath, goal: AnyPath) -> None:
-    opened = goal.open("wb") if isinstance(goal, Path) else _gfile().GFile(goal.url, "wb")
-    with os_errors(goal), opened as file:
+def _copy_file(source: AnyPath, destination: AnyPath) -> None:
+    opened = (
+        destination.open("wb") if isinstance(destination, Path) else _gfile().GFile(destination.url, "wb")
+    )
+    with os_errors(destination), opened as file:
         for block in read_blocks(source):
             file.write(block)
 
@@ -343,7 +339,10 @@ def probe(directory: AnyPath, num_bytes: int) -> None:
 
 
 def free_bytes(where: AnyPath) -> int | None:
-    """Returns the space for this user on the disk of `where`, which need not exist, or None if unknown."""
+    """Returns the free space for this user on the disk of `where` (bytes), or None if it is unknown.
+
+    The path does not have to exist.
+    """
     if not has_rename(where):
         return None
     with contextlib.suppress(OSError):
@@ -356,7 +355,7 @@ def free_bytes(where: AnyPath) -> int | None:
 
 
 def free_inodes(where: AnyPath) -> int | None:
-    """Returns the number of files that this user can create on the disk of `where`, or None if unknown."""
+    """Returns the number of files that this user can create on the disk, or None if it is unknown."""
     if not isinstance(where, Path):
         return None
     with contextlib.suppress(OSError):
@@ -366,7 +365,7 @@ def free_inodes(where: AnyPath) -> int | None:
 
 
 def total_bytes(where: AnyPath) -> float:
-    """Returns the size of the disk of a directory, or infinity if it is unknown."""
+    """Returns the size of the disk of a directory (bytes), or infinity if it is unknown."""
     with contextlib.suppress(OSError):
         if has_rename(where):
             return shutil.disk_usage(Path(where)).total or float("inf")

@@ -1,4 +1,4 @@
-"""Rendezvous of the processes of a job: one listens at a known address, the others connect with retries.
+"""Rendezvous of the processes of a job: one process listens, and its peers connect with retries.
 
     server = listening_socket(*split_address("host1:2222"))     # the listener; see authenticated_channel.py
 
@@ -36,15 +36,15 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def listening_socket(host: str, port: int, *, everywhere: bool = False) -> socket.socket:
-    """Returns a socket that listens at a port of `host`, or of all addresses if `host` cannot be used.
+    """Creates a socket that listens at a port of `host`, or of all addresses if `host` cannot be used.
 
-    Debian and Ubuntu write `127.0.1.1 NAME` into /etc/hosts. A name that resolves to a loopback address
-    therefore means all addresses, unless it is `localhost` or a loopback address itself.
+    Debian and Ubuntu write `127.0.1.1 NAME` into /etc/hosts. The socket therefore listens at all addresses
+    if a name resolves to a loopback address, unless it is `localhost` or a loopback address itself.
 
     Args:
       host: Name or address of this machine.
       port: The port; 0 for a free one.
-      everywhere: If True, other names also mean all addresses.
+      everywhere: If True, the socket also listens at all addresses for other names.
 
     Raises:
       OSError: For example if the port is in use.
@@ -81,8 +81,8 @@ def refusal_sentence(listener: Listener) -> str:
     if not listener.refused:
         return ""
     return (
-        f" {listener.refused} connections, the last from {listener.last_refused}, were refused: they did "
-        "not prove that they are of this job."
+        f" {listener.refused} connections, the last from {listener.last_refused}, were refused because "
+        "they did not prove that they belong to this job."
     )
 
 
@@ -95,7 +95,7 @@ class Deadline:
       has_backoff: If True, the interval doubles with each reminder.
 
     Attributes:
-      timeout_secs: As above.
+      timeout_secs: Timeout (seconds).
     """
 
     def __init__(self, timeout_secs: float, remind_secs: float, *, has_backoff: bool = True):
@@ -107,14 +107,17 @@ class Deadline:
 
     @property
     def waited_secs(self) -> float:
+        """Time since the start (seconds)."""
         return time.monotonic() - self._start
 
     @property
     def remaining_secs(self) -> float:
+        """Time until the deadline (seconds), negative after it."""
         return self.timeout_secs - self.waited_secs
 
     @property
     def is_over(self) -> bool:
+        """True after the deadline."""
         return self.remaining_secs <= 0
 
     def is_reminder_due(self) -> bool:
@@ -137,7 +140,7 @@ class Caller:
       pause_secs: Maximum pause between two calls (seconds).
 
     Attributes:
-      failure: Reason of the newest failure, or None.
+      failure: Reason of the latest failure, or None.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class Caller:
         self._pause_secs = pause_secs / 16  # all processes start at the same time
 
     def call(self, timeout_secs: float) -> socket.socket | None:
-        """Calls once. Returns an authenticated connection, or None after a failure that may be temporary.
+        """Connects once. Returns an authenticated connection, or None after a temporary failure.
 
         Args:
           timeout_secs: Timeout (seconds).
@@ -173,6 +176,6 @@ class Caller:
         return None
 
     def pause(self) -> None:
-        """Waits before the next call."""
+        """Sleeps before the next call. The duration doubles up to the maximum."""
         time.sleep(self._pause_secs)
         self._pause_secs = min(2 * self._pause_secs, self._max_pause_secs)

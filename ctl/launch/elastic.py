@@ -327,5 +327,5 @@ def _task(worker_number: int) -> Topology:
 def _plan_ranks(slots: Sequence[Slot], own_slot: Slot) -> Ranks:
     """Returns the expected ranks of a process if all other processes start as planned."""
     slots = [*slots, *([] if own_slot in slots else [own_slot])]
-    planned = ranks.among([f"{slot.host}:{slot.index}" for slot in slots], slots.index(own_slot))
+    planned = ranks.build_ranks([f"{slot.host}:{slot.index}" for slot in slots], slots.index(own_slot))
     return replace(planned, local_rank=own_slot.index)

@@ -129,7 +129,7 @@ def run_ranks(job: RankJob, placement: Placement) -> int:
 
 def ranks_of_task(placement: Placement, task: Topology) -> Ranks:
     """Returns the ranks of a process. Two names of one machine count as two hosts."""
-    return ranks.among([f"{target}:" for target in placement.hosts or ()], task.task_index)
+    return ranks.build_ranks([f"{target}:" for target in placement.hosts or ()], task.task_index)
 
 
 def _end_ranks(group: ProcessGroup, outcome: Outcome, signals: ForwardedSignals) -> None:

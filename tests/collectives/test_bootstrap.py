@@ -38,7 +38,7 @@ def waiting(rank, size=3, **settings):
     """A rank that waits for the others until the block ends; its addresses."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(size)]
     over = threading.Event()
-    place = ranks.among(addresses, rank)
+    place = ranks.build_ranks(addresses, rank)
     settings = Settings(secret=SECRET, **{"start_timeout": TIMEOUT_SECS} | settings)
     with ThreadPoolExecutor() as pool:
         met = pool.submit(bootstrap.connect_ranks, place, settings, lambda: "over" if over.is_set() else "")
@@ -54,10 +54,10 @@ def test_only_higher_ranks_of_the_same_group_are_let_in():
     with waiting(1) as addresses:
         called(addresses, 1, CLAIM).close()
         for rank in (-1, 0, 1, 3, 10**30, True, 2.0, 1.5, "2", None, [2]):
-            with pytest.raises(ChannelRefusedError, match="expected one of 2 to 2"):
+            with pytest.raises(ChannelRefusedError, match="expected a rank from 2 to 2"):
                 called(addresses, 1, CLAIM | {"rank": rank})
         for role in ("x", "", None, 5):
-            with pytest.raises(ChannelRefusedError, match="expected one of 2 to 2"):
+            with pytest.raises(ChannelRefusedError, match="expected a rank from 2 to 2"):
                 called(addresses, 1, CLAIM | {"role": role})
         with pytest.raises(ChannelRefusedError, match="is rank 1, not rank 0"):
             called(addresses, 1, CLAIM | {"role": "control"})
@@ -69,7 +69,7 @@ def test_one_connection_joins_each_pair_of_ranks(hosts):
     settings = Settings(secret=SECRET, start_timeout=TIMEOUT_SECS)
 
     def connect_rank(rank):
-        return bootstrap.connect_ranks(ranks.among(addresses, rank), settings)
+        return bootstrap.connect_ranks(ranks.build_ranks(addresses, rank), settings)
 
     with ThreadPoolExecutor() as pool:
         connections = list(pool.map(connect_rank, range(len(hosts))))
@@ -98,7 +98,7 @@ def test_a_rank_is_not_taken_for_another_one():
     """Whose address leads to rank 0 is not rank 1, though both know the secret."""
     with waiting(0) as addresses:
         called(addresses, 0, CLAIM).close()  # it listens
-        wrong = ranks.among([addresses[0], addresses[0], addresses[2]], 2)
+        wrong = ranks.build_ranks([addresses[0], addresses[0], addresses[2]], 2)
         with pytest.raises(HorovodInternalError, match="waits for rank 1"):
             bootstrap.connect_ranks(wrong, Settings(secret=SECRET, start_timeout=3.0))
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from ctl.collectives import arithmetic, inline, requests, settings
 from ctl.collectives.coordinator import Coordinator
-from ctl.collectives.frames import Channel, Inbox, Lost, packed_message
-from ctl.collectives.negotiation import Agreement
+from ctl.collectives.frames import Channel, Inbox, Lost, pack_message
+from ctl.collectives.negotiation import Negotiation
 from ctl.collectives.outgoing import Outgoing
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.requests import Request
@@ -33,7 +33,7 @@ def test_narrowing_rounds_as_the_type_s_own_cast(dtype, values):
     wide = np.array(values, np.float32)
     with np.errstate(all="ignore"):
         want = wide.astype(dtype)
-    got = arithmetic.narrowed(wide, np.dtype(dtype))
+    got = arithmetic.from_float32(wide, np.dtype(dtype))
     numbers = ~np.isnan(wide)
     assert (got.view(np.uint16)[numbers] == want.view(np.uint16)[numbers]).all()
     assert np.isnan(got[~numbers].astype(np.float32)).all()
@@ -49,30 +49,30 @@ def test_many_and_few_sixteen_bit_floats_are_reduced_alike(dtype, op):
         part = slice(start, start + 1000)
         arithmetic.reduce_to(few[part], op, one[part], other[part])
     assert (many.view(np.uint16) == few.view(np.uint16)).all()
-    for call in (lambda a: arithmetic.scaled(a, 1 / 3), lambda a: arithmetic.averaged(a, 3)):
+    for call in (lambda a: arithmetic.scale_array(a, 1 / 3), lambda a: arithmetic.average_array(a, 3)):
         parts = [call(one[start : start + 1000]) for start in range(0, 10_000, 1000)]
         assert (call(one).view(np.uint16) == np.concatenate(parts).view(np.uint16)).all()
 
 
 def test_whole_numbers_are_averaged_and_scaled_towards_zero():
     whole = np.array([7, -7, 1, -1])
-    assert arithmetic.averaged(whole, 2).tolist() == [3, -3, 0, 0]
-    assert arithmetic.scaled(whole, 0.5).tolist() == [3, -3, 0, 0]
-    assert arithmetic.averaged(np.array([49]), 49).tolist() == [1]
+    assert arithmetic.average_array(whole, 2).tolist() == [3, -3, 0, 0]
+    assert arithmetic.scale_array(whole, 0.5).tolist() == [3, -3, 0, 0]
+    assert arithmetic.average_array(np.array([49]), 49).tolist() == [1]
     big = np.array([2**62 + 2], np.int64)
-    assert arithmetic.averaged(big, 2).tolist() == [2**61 + 1]
+    assert arithmetic.average_array(big, 2).tolist() == [2**61 + 1]
 
 
 @pytest.mark.parametrize(("rows", "count"), [(0, 3), (2, 3), (7, 3), (9, 3)])
 def test_rows_are_dealt_as_equally_as_can_be(rows, count):
-    dealt = arithmetic.rows_of(rows, count)
+    dealt = arithmetic.split_rows(rows, count)
     assert sum(dealt) == rows and max(dealt) - min(dealt) <= 1 and dealt == sorted(dealt)[::-1]
 
 
 @given(st.lists(st.tuples(st.dictionaries(st.text(), st.integers()), st.binary(max_size=300)), max_size=5),
        st.integers(1, 40))  # fmt: skip
 def test_messages_come_out_as_they_went_in_however_they_are_cut(messages, step):
-    data = b"".join(b"".join(packed_message(header, payload)) for header, payload in messages)
+    data = b"".join(b"".join(pack_message(header, payload)) for header, payload in messages)
     inbox, found = Inbox(), []
     for start in range(0, len(data), step):
         inbox._bytes += data[start : start + step]
@@ -112,12 +112,13 @@ def test_a_request_with_another_number_keeps_key_and_sizes():
 
 def test_equal_requests_have_no_fault():
     for kind in ("allreduce", "allgather", "broadcast", "reducescatter"):
-        assert requests.fault([0, 1], {0: request(kind), 1: request(kind)}) is None
+        assert requests.find_error([0, 1], {0: request(kind), 1: request(kind)}) is None
     assert (
-        requests.fault([0, 1], {0: request("allgather", (2, 5)), 1: request("allgather", (0, 5))}) is None
+        requests.find_error([0, 1], {0: request("allgather", (2, 5)), 1: request("allgather", (0, 5))})
+        is None
     )
     splits = {r: request("alltoall", splits=[1, 2]) for r in (0, 1)}
-    assert requests.fault([0, 1], splits) is None
+    assert requests.find_error([0, 1], splits) is None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_equal_requests_have_no_fault():
     ],
 )
 def test_a_difference_names_the_ranks_and_what_they_have(other, part):
-    code, text = requests.fault([0, 1, 2], {0: request(), 2: request(), 1: other})
+    code, text = requests.find_error([0, 1, 2], {0: request(), 2: request(), 1: other})
     assert code == requests.FAILED_PRECONDITION and part in text
 
 
@@ -152,10 +153,10 @@ def test_ranks_that_wait_for_each_other_are_at_odds():
     table = Table(3)
     table.put(0, Request(0, "a", "barrier"), b"")
     table.put(1, Request(0, "b", "barrier"), b"")
-    assert list(table.at_odds()) == []  # rank 2 may come to either
+    assert list(table.find_deadlocks()) == []  # rank 2 may come to either
     table.put(2, Request(0, "b", "barrier"), b"")
-    ((one, other),) = table.at_odds()
-    assert table.missing(one) == [1, 2] and table.missing(other) == [0]
+    ((one, other),) = table.find_deadlocks()
+    assert table.find_missing_ranks(one) == [1, 2] and table.find_missing_ranks(other) == [0]
 
 
 def kinds(thing):
@@ -182,7 +183,7 @@ SIMPLE = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=
     )
 )
 def test_objects_come_back_with_their_types(thing):
-    back = packing.unpacked(packing.packed_arrays(thing))
+    back = packing.deserialize_object(packing.serialize_object(thing))
     assert back == thing and kinds(back) == kinds(thing)
 
 
@@ -190,7 +191,7 @@ def test_objects_come_back_with_their_types(thing):
     "thing", [OrderedDict(b=1, a=(2,)), Namespace(lr=0.1, layers=[1, 2]), range(3, 9, 2)], ids=repr
 )
 def test_what_scripts_keep_settings_in_travels(thing):
-    back = packing.unpacked(packing.packed_arrays({"x": thing}))["x"]
+    back = packing.deserialize_object(packing.serialize_object({"x": thing}))["x"]
     assert back == thing and type(back) is type(thing)
 
 
@@ -199,7 +200,7 @@ def test_what_scripts_keep_settings_in_travels(thing):
               np.ones(3, ml_dtypes.bfloat16), np.array([True])], ids=lambda a: str(a.dtype)
 )  # fmt: skip
 def test_arrays_come_back_with_their_types(array):
-    back = packing.unpacked(packing.packed_arrays({"x": [array]}))["x"][0]
+    back = packing.deserialize_object(packing.serialize_object({"x": [array]}))["x"][0]
     assert type(back) is type(array) and back.dtype == array.dtype and back.shape == array.shape
     assert (back == array).all()
 
@@ -211,7 +212,7 @@ class Mine:
 @pytest.mark.parametrize("thing", [Mine(), Mine, len, np.array([None]), {"a": [1, Mine()]}])
 def test_what_cannot_be_packed_says_so_and_is_not_pickled(thing):
     with pytest.raises(UsageError, match="allow_pickle=True"):
-        packing.packed_arrays(thing)
+        packing.serialize_object(thing)
 
 
 def config(addresses, index, kind="worker"):
@@ -261,15 +262,15 @@ def test_settings_are_numbers():
 
 def test_a_timeline_is_a_chrome_trace(tmp_path):
     line, path = Timeline(), tmp_path / "trace.json"
-    line.asked("lost", "allreduce", 0)
+    line.record_request("lost", "allreduce", 0)
     line.start(str(path), mark_cycles=True)
-    line.asked("x", "allreduce", 0)
-    line.cycle()
-    line.asked("x", "allreduce", 1)
-    line.agreed("x")
-    line.did("x", "allreduce", line._started)
+    line.record_request("x", "allreduce", 0)
+    line.record_cycle()
+    line.record_request("x", "allreduce", 1)
+    line.record_agreement("x")
+    line.record_execution("x", "allreduce", line._started)
     line.stop()
-    line.asked("late", "allreduce", 0)
+    line.record_request("late", "allreduce", 0)
     events = [event for event in json.loads(path.read_text()) if event]
     names = [event["name"] for event in events]
     assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START", "process_name"} <= set(names)
@@ -292,11 +293,11 @@ def test_bfloat16_that_is_not_finite_stays_so_in_a_sum():
 
 def test_means_are_made_in_place_where_the_memory_is_ours():
     total = np.array([2.0, 4.0], np.float32)
-    assert arithmetic.finished(total, arithmetic.AVERAGE, 2, 3.0) is total
+    assert arithmetic.finish_reduction(total, arithmetic.AVERAGE, 2, 3.0) is total
     assert total.tolist() == [3.0, 6.0]
     kept = np.frombuffer(np.array([2.0, 4.0], np.float32).tobytes(), np.float32)  # read-only
-    assert arithmetic.finished(kept, arithmetic.AVERAGE, 2, 3.0).tolist() == [3.0, 6.0]
-    assert arithmetic.finished(kept, arithmetic.SUM, 2, 3.0).tolist() == [6.0, 12.0]
+    assert arithmetic.finish_reduction(kept, arithmetic.AVERAGE, 2, 3.0).tolist() == [3.0, 6.0]
+    assert arithmetic.finish_reduction(kept, arithmetic.SUM, 2, 3.0).tolist() == [6.0, 12.0]
     assert kept.tolist() == [2.0, 4.0]
 
 
@@ -313,20 +314,20 @@ def test_small_requests_wait_for_each_other_and_are_said_in_full_once():
         return Request(number, name, "allreduce", ["float32"], [(2,)], is_inline=True)
 
     data = [np.full(2, i, np.float32).view(np.uint8) for i in range(4)]
-    outgoing.put(request(0, "a"), [data[0]], later=False)
+    outgoing.put(request(0, "a"), [data[0]], is_delayed=False)
     ((header, payload),) = came()
     assert (header["type"], header["name"], payload) == ("template", "a", data[0].tobytes())
-    outgoing.put(request(1, "a"), [data[1]], later=True)
-    outgoing.put(request(2, "b"), [data[2]], later=True)
-    assert outgoing.waits and came() == []
+    outgoing.put(request(1, "a"), [data[1]], is_delayed=True)
+    outgoing.put(request(2, "b"), [data[2]], is_delayed=True)
+    assert outgoing.has_queued and came() == []
     outgoing.flush()
     outgoing.flush()
     ((header, payload),) = came()
     assert [one["type"] for one in header["of"]] == ["again", "template"]
     assert header["of"][0]["as"] == 0 and [one["size"] for one in header["of"]] == [8, 8]
     assert payload == data[1].tobytes() + data[2].tobytes()
-    outgoing.put(request(3, "b"), [data[3]], later=True)
-    outgoing.put(request(4, "a"), [], later=False)  # what waits goes first
+    outgoing.put(request(3, "b"), [data[3]], is_delayed=True)
+    outgoing.put(request(4, "a"), [], is_delayed=False)  # what waits goes first
     assert [one["id"] for one in came()[0][0]["of"]] == [3, 4]
     outgoing.close()
 
@@ -341,17 +342,17 @@ def test_an_unknown_data_plane_is_refused(word):
 
 def test_a_rank_is_lost_for_its_own_silence_not_for_that_of_a_stopped_machine():
     pairs = {rank: socket.socketpair() for rank in range(2)}
-    found = settings.Settings(silence=30.0)
+    found = settings.Settings(heartbeat_timeout=30.0)
     coordinator = Coordinator({r: ours for r, (ours, _) in pairs.items()}, found, Timeline())
 
     def earlier(secs, *, all_stopped):
-        coordinator._shown_at -= secs
+        coordinator._last_heartbeat_at -= secs
         for rank in (0, 1) if all_stopped else (1,):
-            coordinator._heard_at[rank] -= secs
+            coordinator._last_received_at[rank] -= secs
         if all_stopped:
-            coordinator._awake_at -= secs
-        coordinator._show_life()
-        return coordinator._agreement.gone
+            coordinator._last_poll_at -= secs
+        coordinator._check_heartbeats()
+        return coordinator._negotiation.departed
 
     assert earlier(3600.0, all_stopped=True) == {}
     assert earlier(10.0, all_stopped=False) == {}
@@ -369,7 +370,7 @@ def test_a_mean_that_comes_with_the_requests_is_divided_as_one_from_rank_to_rank
         rank: Request(0, "x", "allreduce", [dtype], [(2,)], op=arithmetic.AVERAGE, is_inline=True)
         for rank in range(2)
     }
-    found = inline.answers([0, 1], asked, {rank: n.tobytes() for rank, n in enumerate(numbers)})
+    found = inline.execute_inline([0, 1], asked, {rank: n.tobytes() for rank, n in enumerate(numbers)})
     for buffers in found.values():
         assert np.frombuffer(buffers[0], dtype).tolist() == want
 
@@ -377,11 +378,12 @@ def test_a_mean_that_comes_with_the_requests_is_divided_as_one_from_rank_to_rank
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_rank_that_has_left_is_not_warned_of_missing_ones(leaves, monkeypatch, capsys):
     """As after a rank on a host that was cut off: the coordinator of the old group waits for it."""
-    agreement = Agreement(2, settings.read_settings({"HOROVOD_STALL_CHECK_TIME_SECONDS": "20"}), Timeline())
-    agreement.ask(0, Request(0, "x", "barrier"), b"")
+    chosen = settings.read_settings({"HOROVOD_STALL_CHECK_TIME_SECONDS": "20"})
+    negotiation = Negotiation(2, chosen, Timeline())
+    negotiation.add_request(0, Request(0, "x", "barrier"), b"")
     if leaves:
-        agreement.leave(0, "has left")
+        negotiation.remove_rank(0, "has left")
     now_secs = time.monotonic() + 30.0
     monkeypatch.setattr("time.monotonic", lambda: now_secs)
-    agreement.look_for_stalls()
+    negotiation.check_stalls()
     assert ("missing rank 1" in capsys.readouterr().err) is not leaves

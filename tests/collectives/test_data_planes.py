@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ctl.collectives import arithmetic, links, memory, rings
 from ctl.collectives.frames import Lost
-from ctl.collectives.links import CHUNK, MemoryLink, SharedMemory, SocketLink, opened_memory
+from ctl.collectives.links import CHUNK, MemoryLink, SharedMemory, SocketLink, open_memory
 from ctl.collectives.memory import Pool
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.settings import Settings
@@ -98,7 +98,7 @@ def test_a_ring_divides_means_of_floats_and_leaves_others_to_its_caller(count, d
         assert mean.tobytes() == (total / total.dtype.type(count) if divides else total).tobytes()
 
 
-@pytest.mark.parametrize("size", [100, rings.MOST_PAIR_BYTES // 4, 5 + rings.MOST_PAIR_BYTES // 4])
+@pytest.mark.parametrize("size", [100, rings.MAX_PAIR_BYTES // 4, 5 + rings.MAX_PAIR_BYTES // 4])
 @pytest.mark.parametrize("op", [arithmetic.SUM, arithmetic.MIN, arithmetic.MAX])
 def test_two_ranks_have_the_same_bits_of_what_depends_on_order(op, size, plane):
     group = meshes(2, **plane)
@@ -166,14 +166,14 @@ def test_a_rank_that_goes_is_named_in_the_middle_of_an_exchange(plane):
 def test_memory_is_only_opened_with_its_token_and_on_the_same_machine():
     shared = SharedMemory()
     offer = shared.offer()
-    assert opened_memory(offer) is not None
-    assert opened_memory({}) is None
-    assert opened_memory({**offer, "token": "00" * 32}) is None
-    assert opened_memory({**offer, "boot": "another machine"}) is None
+    assert open_memory(offer) is not None
+    assert open_memory({}) is None
+    assert open_memory({**offer, "token": "00" * 32}) is None
+    assert open_memory({**offer, "boot": "another machine"}) is None
     with open(os.devnull) as other:
-        assert opened_memory({**offer, "file": other.fileno()}) is None
+        assert open_memory({**offer, "file": other.fileno()}) is None
     shared.release()
-    assert opened_memory(offer) is None
+    assert open_memory(offer) is None
 
 
 def test_memory_is_used_again_only_when_nobody_refers_to_it():
@@ -188,14 +188,14 @@ def test_memory_is_used_again_only_when_nobody_refers_to_it():
     assert len({a.ctypes.data for a in held}) == 5
     del held
     pool.take(2 * size)
-    assert sum(len(owners) * n for n, owners in pool._kept.items()) <= 3 << 20
+    assert sum(len(owners) * n for n, owners in pool._owners_by_size.items()) <= 3 << 20
 
 
 def test_emptied_slots_are_reported_together():
     left, right = socket.socketpair()
     shared = SharedMemory()
     one = MemoryLink(left, 1, shared.memory, is_first=True)
-    other = MemoryLink(right, 0, opened_memory(shared.offer()), is_first=False)
+    other = MemoryLink(right, 0, open_memory(shared.offer()), is_first=False)
     data, got = np.arange(10, dtype=np.uint8), np.zeros(10, np.uint8)
     words = []
     for sender, receiver in ((one, other), (other, one), (one, other), (one, other)):
@@ -216,7 +216,7 @@ def test_links_pass_bytes_that_come_late(plane):
     if plane["shares_memory"]:
         shared = SharedMemory()
         ends = [MemoryLink(left, 1, shared.memory, is_first=True)]
-        ends.append(MemoryLink(right, 0, opened_memory(shared.offer()), is_first=False))
+        ends.append(MemoryLink(right, 0, open_memory(shared.offer()), is_first=False))
     else:
         ends = [SocketLink(left, 1), SocketLink(right, 0)]
     data = np.arange(CHUNK + 100, dtype=np.uint8)

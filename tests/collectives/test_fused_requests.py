@@ -3,7 +3,7 @@
 import numpy as np
 from ctl.collectives import settings
 from ctl.collectives.frames import Inbox
-from ctl.collectives.negotiation import Agreement
+from ctl.collectives.negotiation import Negotiation
 from ctl.collectives.requests import Request
 from ctl.collectives.timeline import Timeline
 from hypothesis import given
@@ -43,7 +43,7 @@ STEPS, NAMES = 3, [str(i) for i in range(5)]
 @given(st.lists(st.tuples(compositions(NAMES), compositions(NAMES)), min_size=STEPS, max_size=STEPS),
        st.lists(st.integers(0, 1), max_size=40))  # fmt: skip
 def test_each_tensor_meets_its_own_however_ranks_join_them(steps, order):
-    agreement = Agreement(2, settings.read_settings({}), Timeline())
+    negotiation = Negotiation(2, settings.read_settings({}), Timeline())
     left = {}
     for rank in (0, 1):
         asked = [
@@ -57,11 +57,11 @@ def test_each_tensor_meets_its_own_however_ranks_join_them(steps, order):
             continue
         step, request = left[rank].pop(0)
         values = [100 * (rank + 1) + 10 * step + int(n) for n in request.names or [request.name]]
-        agreement.ask(rank, request, np.array(values, np.float32).tobytes())
-        agreement.answer()
+        negotiation.add_request(rank, request, np.array(values, np.float32).tobytes())
+        negotiation.send_responses()
     for rank in (0, 1):
         inbox, found, parts = Inbox(), {}, {}
-        for part in agreement.outboxes[rank]._parts:
+        for part in negotiation.outboxes[rank]._parts:
             inbox._bytes += bytes(part)
         asked = {r.id: r for s, both in enumerate(steps) for r in asked_by(rank, both[rank], 100 * s)}
         for header, payload in inbox.messages():
@@ -74,4 +74,4 @@ def test_each_tensor_meets_its_own_however_ranks_join_them(steps, order):
             for name, value in zip(names, values, strict=True):
                 found[header["id"] // 100, name] = value
         assert found == {(s, n): 300 + 20 * s + 2 * int(n) for s in range(STEPS) for n in NAMES}
-    assert not agreement._table.waiting() and not agreement._table._of_member
+    assert not negotiation._table.list_incomplete() and not negotiation._table._rounds_by_member

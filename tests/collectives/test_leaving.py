@@ -10,9 +10,9 @@ import pytest
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.engine import Engine
 from ctl.collectives.frames import Lost, wait_until_received
-from ctl.collectives.links import CHUNK, MemoryLink, SharedMemory, opened_memory
-from ctl.collectives.negotiation import Agreement
-from ctl.collectives.ranks import among
+from ctl.collectives.links import CHUNK, MemoryLink, SharedMemory, open_memory
+from ctl.collectives.negotiation import Negotiation
+from ctl.collectives.ranks import build_ranks
 from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
@@ -37,7 +37,7 @@ class Group:
         chosen = Settings(start_timeout=WAIT_SECS, secret=b"x" * 32, **settings)
         with ThreadPoolExecutor(count) as pool:
             made = [
-                pool.submit(Engine, among(addresses, rank), chosen, server=servers[rank])
+                pool.submit(Engine, build_ranks(addresses, rank), chosen, server=servers[rank])
                 for rank in range(count)
             ]
         self.engines = [future.result() for future in made]
@@ -57,7 +57,7 @@ class Group:
 
     def ask_all(self, kind, **options):
         return [
-            engine.ask(kind, "x", [np.full(ROWS, rank, np.float32)], **options)
+            engine.submit(kind, "x", [np.full(ROWS, rank, np.float32)], **options)
             for rank, engine in enumerate(self.engines)
         ]
 
@@ -65,7 +65,7 @@ class Group:
         """Rank 0 leaves, and its connections end as those of a process that ends."""
         coordinator = self.engines[0]._coordinator
         self.engines[0].close()
-        coordinator._agreement.tell_lost = lambda *_: None  # it takes the others for dead then
+        coordinator._negotiation.notify_lost_rank = lambda *_: None  # it takes the others for dead then
         for sock in coordinator.remote_sockets:
             sock.shutdown(socket.SHUT_RDWR)
 
@@ -85,7 +85,7 @@ def test_numbers_are_read_from_memory_whose_other_end_has_left():
     left, right = tcp_pair()
     shared = SharedMemory()
     one = MemoryLink(left, 1, shared.memory, is_first=True)
-    other = MemoryLink(right, 0, opened_memory(shared.offer()), is_first=False)
+    other = MemoryLink(right, 0, open_memory(shared.offer()), is_first=False)
     data, received = np.arange(4 * CHUNK, dtype=np.uint8), np.zeros(4 * CHUNK, np.uint8)
     for sender, receiver in ((other, one), (one, other)):
         receiver.receive(data.size, received, None)
@@ -106,7 +106,7 @@ def test_rank_0_may_end_while_other_ranks_finish_what_it_has_finished(group):
     pending = group.ask_all("broadcast", root=2)  # from rank 2 to rank 0, from there to rank 1
     group.engines[0].wait(pending[0])
     group.end_rank_0()
-    late = group.engines[1].ask("barrier", "later")
+    late = group.engines[1].submit("barrier", "later")
     go_on.set()
     for rank in (1, 2):
         (values,) = group.engines[rank].wait(pending[rank])
@@ -121,7 +121,7 @@ def test_a_rank_that_leaves_first_carries_out_what_all_have_asked_for(group):
     assert has_begun.wait(WAIT_SECS)
     leaving = threading.Thread(target=group.engines[1].close)
     leaving.start()
-    gone = group.engines[0]._coordinator._agreement.gone
+    gone = group.engines[0]._coordinator._negotiation.departed
     until_secs = time.monotonic() + WAIT_SECS
     while 1 not in gone and time.monotonic() < until_secs:
         time.sleep(0.01)
@@ -130,29 +130,29 @@ def test_a_rank_that_leaves_first_carries_out_what_all_have_asked_for(group):
         (total,) = group.engines[rank].wait(pending[rank])
         assert (total == 3.0).all()
     leaving.join(WAIT_SECS)
-    late = group.engines[2].ask("barrier", "later")
+    late = group.engines[2].submit("barrier", "later")
     with pytest.raises(Exception, match="'later': rank 1 has left"):
         group.engines[2].wait(late)
 
 
 def test_what_a_rank_asked_for_and_left_before_the_others_came_is_an_error_there():
-    agreement = Agreement(2, Settings(), Timeline())
+    negotiation = Negotiation(2, Settings(), Timeline())
     request = Request(0, "x", "allreduce", ("float32",), ((ROWS,),), op=SUM)
-    agreement.ask(1, request, b"")
-    agreement.leave(1, "has left")
-    agreement.ask(0, request, b"")
-    agreement.answer()
-    (message,) = agreement.outboxes[0]._parts
+    negotiation.add_request(1, request, b"")
+    negotiation.remove_rank(1, "has left")
+    negotiation.add_request(0, request, b"")
+    negotiation.send_responses()
+    (message,) = negotiation.outboxes[0]._parts
     assert b"rank 1 has left: its script has ended" in message and b'"begin"' not in message
 
 
 def test_what_is_complete_begins_before_a_rank_is_let_go():
-    agreement = Agreement(2, Settings(), Timeline())
+    negotiation = Negotiation(2, Settings(), Timeline())
     request = Request(0, "x", "allreduce", ("float32",), ((ROWS,),), op=SUM)
     for rank in (0, 1):
-        agreement.ask(rank, request, b"")
-    agreement.leave(0, "has left")
-    (of_0,), (of_1,) = (agreement.outboxes[rank]._parts for rank in (0, 1))
+        negotiation.add_request(rank, request, b"")
+    negotiation.remove_rank(0, "has left")
+    (of_0,), (of_1,) = (negotiation.outboxes[rank]._parts for rank in (0, 1))
     assert of_0.index(b'"begin"') < of_0.index(b'"left"')
     assert of_1.index(b'"begin"') < of_1.index(b'"ending"')
 

@@ -16,7 +16,7 @@ def test_two_workers_sum_over_the_engine_as_over_the_ring(run_program, tmp_path)
         assert found["rounded"] == [True, False]  # 16 bits are for a network
         assert found["kept"] == ["ring", "ring"]
         assert found["unreachable"][:2] == [True, True]
-        assert "no way to rank 0" in found["refused"] or "not here after" in found["refused"]
+        assert "no way to rank 0" in found["refused"] or "not connected after" in found["refused"]
     chief, other = results
     (line,) = chief["measured"]
     assert "tcp " in line and "ring " in line and line.endswith(("-> tcp", "-> ring"))

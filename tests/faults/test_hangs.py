@@ -153,7 +153,8 @@ time.sleep(60)
 
 def test_one_that_waits_for_its_peers_may_be_silent_but_not_stopped(job):
     """TensorFlow may stop all threads of Python meanwhile."""
-    job.start(TRAINING + "beat(0, 'connecting'); wait_for(lambda: False)", "--heartbeat_timeout_secs=1", BACKOFF)
+    code = TRAINING + "beat(0, 'connecting'); wait_for(lambda: False)"
+    job.start(code, "--heartbeat_timeout_secs=1", BACKOFF)
     wait_for(lambda: beats(job, 0))
     time.sleep(2.5)
     pid = pid_of(job, 0)

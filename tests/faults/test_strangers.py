@@ -93,7 +93,7 @@ def test_workers_meet_amid_strangers(secret):
 def test_two_ranks_find_each_other_amid_strangers_and_listen_no_more():
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     port = int(addresses[0].rpartition(":")[2])
-    places = [ranks.among(addresses, rank) for rank in range(2)]
+    places = [ranks.build_ranks(addresses, rank) for rank in range(2)]
     settings = Settings(start_timeout=TIMEOUT_SECS, secret=b"known to this job only")
     with ThreadPoolExecutor() as pool:
         first = pool.submit(bootstrap.connect_ranks, places[0], settings)

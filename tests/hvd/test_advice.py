@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import tensorflow as tf
-from ctl.collectives.ranks import among
+from ctl.collectives.ranks import build_ranks
 from ctl.errors import UsageError
 from ctl.hvd import advice, process
 
@@ -13,7 +13,7 @@ class FourRanks:
     """An engine's place, for what asks no other rank anything."""
 
     def __init__(self, rank):
-        self.place = among([f"host:{port}" for port in range(1, 5)], rank)
+        self.ranks = build_ranks([f"host:{port}" for port in range(1, 5)], rank)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_ranks_share_out_all_examples(rank):
 @pytest.mark.parametrize("before", ["shuffle", "repeat"])
 def test_sharding_too_late_is_told(rank, before):
     late = numbers().shuffle(5) if before == "shuffle" else numbers().repeat(2)
-    with pytest.warns(UserWarning, match=rf"after {before}\(\); shard first"):
+    with pytest.warns(UserWarning, match=rf"after {before}\(\); shard it first"):
         advice.shard(late.map(lambda x: x))
     finished = late.shard(4, 1).batch(2).prefetch(1)
     with pytest.warns(UserWarning, match=before):
@@ -59,7 +59,7 @@ def test_shares_that_are_not_of_this_rank_or_size_are_told(rank, monkeypatch):
     with pytest.warns(UserWarning, match="into 2 parts, but there are 4 ranks"):
         advice.check_sharding(numbers().shard(2, 1))
     monkeypatch.setattr(process, "local_rank", lambda: 1)  # two hosts of two ranks
-    with pytest.warns(UserWarning, match=r"rank 3 takes part 1 .*that is its local rank"):
+    with pytest.warns(UserWarning, match=r"rank 3 reads part 1 \(its local rank\)"):
         advice.check_sharding(numbers().shard(4, 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -51,6 +51,6 @@ def test_after_a_failed_exchange_the_passes_are_counted_anew(way):
 def test_when_the_ranks_change_all_begin_with_the_first_pass(way):
     job = Job(way)
     job.step(1.0)
-    aggregation.forget_all()
+    aggregation.reset_all()
     job.step(10.0)
     assert job.step(20.0) == [30.0] * 2

@@ -90,7 +90,7 @@ def test_processes_of_a_host_that_is_named_no_more_leave_and_the_others_go_on(st
     code, said = job.end()
     assert code == 0, said[-6000:]
     assert pids(after) == [before[1]["pid"]]
-    assert "needs this process no more" in said
+    assert "has released this process" in said
     assert exact(f for f in job.facts if "step" in f)
 
 

@@ -76,7 +76,7 @@ def test_too_few_slots_are_a_failure_after_the_timeout(start):
 def test_a_failure_after_another_was_done_is_a_failure(start):
     program = """
 from ctl.hvd import elastic_line
-rank = elastic_line.placement().rank
+rank = elastic_line.join_next_group().rank
 if rank == 1:
     until = time.monotonic() + 100
     while not (here / "done").exists() and time.monotonic() < until:
@@ -95,10 +95,10 @@ if rank == 1:
 def test_a_member_that_does_not_come_back_is_killed_and_the_job_goes_on(start):
     program = """
 from ctl.hvd import elastic_line
-place = elastic_line.placement()
+place = elastic_line.join_next_group()
 if place.rank == 1:
     time.sleep(1000)
-print(elastic_line.placement().size)
+print(elastic_line.join_next_group().size)
 """
     options = ("-np", "2", "--min-np", "1", "--elastic-timeout", "20", "--reset-limit", "1")
     code, said = start("127.0.0.1:2", *options, program=program).end()
@@ -176,7 +176,7 @@ def test_a_group_that_loses_a_rank_before_it_has_met_is_formed_anew_at_once(star
 from ctl.hvd import elastic_line
 import ctl.hvd as hvd
 if number == "1":
-    elastic_line.placement()
+    elastic_line.join_next_group()
     sys.exit(9)
 hvd.init()  # would wait for the other for five minutes
 print(f"size {hvd.size()}")

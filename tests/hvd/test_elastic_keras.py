@@ -121,11 +121,11 @@ class Elastic:
         self.skips: list[bool] = []
         self.must_sync = True
         monkeypatch.setattr(elastic.elastic_line, "is_elastic", lambda: True)
-        monkeypatch.setattr(elastic.elastic_line, "meet_group", lambda connect: connect(Ranks()))
-        monkeypatch.setattr(elastic.elastic_line, "on_loss", lambda tell: None)
+        monkeypatch.setattr(elastic.elastic_line, "connect_group", lambda connect: connect(Ranks()))
+        monkeypatch.setattr(elastic.elastic_line, "set_loss_listener", lambda tell: None)
         monkeypatch.setattr(elastic.elastic_line, "add_listener", lambda state: None)
-        monkeypatch.setattr(elastic.elastic_line, "tell_synced", lambda: None)
-        monkeypatch.setattr(elastic.elastic_line, "may_skip_sync", self.skips.append)
+        monkeypatch.setattr(elastic.elastic_line, "report_synced", lambda: None)
+        monkeypatch.setattr(elastic.elastic_line, "set_skip_sync", self.skips.append)
         monkeypatch.setattr(elastic.elastic_line, "must_sync", lambda: self.must_sync)
 
 

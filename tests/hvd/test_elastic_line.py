@@ -64,7 +64,7 @@ def launcher(monkeypatch):
     monkeypatch.setenv("CTL_HVD_SECRET", "s3cret")
     monkeypatch.setenv("CTL_HVD_WORKER", "7")
     monkeypatch.setattr(elastic_line, "_client", None)
-    elastic_line.tell_synced()
+    elastic_line.report_synced()
     assert made.wait_for("synced")
     before = dict(os.environ)
     yield made
@@ -74,15 +74,15 @@ def launcher(monkeypatch):
 
 
 def test_a_place_comes_once_the_launcher_has_a_group(launcher):
-    elastic_line.may_skip_sync(True)
+    elastic_line.set_skip_sync(True)
     launcher.place(3, must_sync=False)
-    place = elastic_line.placement()
+    place = elastic_line.join_next_group()
     asked = launcher.wait_for("join")
     assert asked["skips_sync"] is True and 0 < asked["join"] < 65536
     assert (place.size, place.local_rank, place.generation) == (2, 1, 3)
     assert place.addresses == ("127.0.0.1:0", "127.0.0.1:1") and not elastic_line.must_sync()
     launcher.place(4)
-    elastic_line.placement()
+    elastic_line.join_next_group()
     assert launcher.wait_for("join")["skips_sync"] is False and elastic_line.must_sync()
 
 
@@ -90,34 +90,34 @@ def test_listeners_hear_of_changes_of_their_group_only(launcher):
     listener = Listener()
     elastic_line.add_listener(listener)
     launcher.place(3)
-    elastic_line.placement()
+    elastic_line.join_next_group()
     launcher.say(change=1, time=1.0, group=2)
     launcher.say(change=2, time=5.0, group=3)
     assert listener.came.wait(60) and listener.told == [(5.0, 2)]
     elastic_line.remove_listener(listener)
     launcher.say(change=2, time=6.0, group=3)
     launcher.place(4)
-    elastic_line.placement()
+    elastic_line.join_next_group()
     assert listener.told == [(5.0, 2)]
 
 
 def test_a_loss_is_told_whether_it_comes_early_or_late(launcher):
     launcher.place(3)
     launcher.say(lost=1, group=3)
-    elastic_line.placement()
+    elastic_line.join_next_group()
     told, came = [], threading.Event()
 
     def tell(why):
         told.append(why)
         came.set()
 
-    elastic_line.on_loss(tell)
-    assert came.wait(60) and "rank 1 is gone" in told[0] and elastic_line.lost() == told[0]
+    elastic_line.set_loss_listener(tell)
+    assert came.wait(60) and "rank 1 is gone" in told[0] and elastic_line.read_loss() == told[0]
     launcher.place(4)
-    elastic_line.placement()
-    assert elastic_line.lost() == ""
+    elastic_line.join_next_group()
+    assert elastic_line.read_loss() == ""
     came.clear()
-    elastic_line.on_loss(tell)
+    elastic_line.set_loss_listener(tell)
     launcher.say(lost=1, group=3)  # of the group before
     launcher.say(lost=0, group=4)
     assert came.wait(60) and len(told) == 2 and "rank 0 is gone" in told[1]
@@ -132,34 +132,34 @@ def test_a_group_that_breaks_at_once_is_followed_by_the_next(launcher, capsys):
             raise HorovodInternalError("rank 1 is gone")
         return place.generation
 
-    assert elastic_line.meet_group(connect) == 4
-    assert "group 3 broke at once: rank 1 is gone" in capsys.readouterr().err
+    assert elastic_line.connect_group(connect) == 4
+    assert "group 3 failed to connect: rank 1 is gone" in capsys.readouterr().err
 
 
 def test_a_process_that_is_not_needed_leaves_with_0(launcher):
     launcher.say(leave=True)
     with pytest.raises(SystemExit) as caught:
-        elastic_line.placement()
+        elastic_line.join_next_group()
     assert caught.value.code == 0
 
 
 def test_no_group_any_more_is_an_error_that_says_why(launcher):
     launcher.say(failure="too few")
     with pytest.raises(PeerLostError, match="no new group of ranks: too few"):
-        elastic_line.placement()
+        elastic_line.join_next_group()
 
 
 def test_a_launcher_that_is_gone_is_an_error(launcher):
     launcher.service.close()
     with pytest.raises(PeerLostError, match="the launcher is gone"):
-        elastic_line.placement()
+        elastic_line.join_next_group()
 
 
 def test_half_of_the_variables_is_a_mistake_that_names_them(launcher, monkeypatch):
     monkeypatch.setattr(elastic_line, "_client", None)
     monkeypatch.delenv("CTL_HVD_WORKER")
-    with pytest.raises(UsageError, match="they are for `ctlrun` to set"):
-        elastic_line.placement()
+    with pytest.raises(UsageError, match="expected the values that `ctlrun` sets"):
+        elastic_line.join_next_group()
 
 
 def said(service, count):
@@ -177,14 +177,14 @@ def test_a_place_is_also_in_the_environment(launcher, monkeypatch):
     for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"):
         monkeypatch.setenv(f"HOROVOD_{name}", "99")
     launcher.place(1, size=3)
-    elastic_line.placement()
+    elastic_line.join_next_group()
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     assert [os.environ[f"HOROVOD_{name}"] for name in names] == ["0", "3", "1", "3", "0", "1"]
 
 
 def test_new_hosts_are_told_at_once_and_the_ranks_change_when_they_are_ready(launcher):
     launcher.place(2)
-    elastic_line.placement()
+    elastic_line.join_next_group()
     state = elastic.ObjectState(bcast_object=lambda value: value, batch=0)
     elastic_line.add_listener(state)
     launcher.say(notice=2, time=7.0, group=2)
@@ -289,9 +289,9 @@ def test_a_launcher_that_is_busy_is_called_again_and_one_that_is_gone_is_not(mon
     with left, right:
         if calls == 1:
             with pytest.raises(PeerLostError, match="cannot be reached: not now"):
-                elastic_line._call()
+                elastic_line._connect_to_launcher()
         else:
-            elastic_line._call()
+            elastic_line._connect_to_launcher()
     assert len(made) == calls
 
 
@@ -303,6 +303,6 @@ def test_a_crowd_does_not_keep_a_replacement_from_the_launcher(monkeypatch):
     with crowd(launcher.service.port, silent=600):
         for _ in range(5):
             monkeypatch.setattr(elastic_line, "_client", None)
-            elastic_line.tell_synced()
+            elastic_line.report_synced()
             assert launcher.wait_for("synced")
     launcher.service.close()

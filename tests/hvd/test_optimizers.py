@@ -117,14 +117,14 @@ def test_models_that_differ_are_an_error_on_all_ranks_that_names_the_variables(r
     ("attempt", "sentence"),
     [
         ("twice", "exchanged twice; expected the optimizer"),
-        ("adasum", "Average gradients (op=hvd.Average)"),
-        ("min", "op=hvd.Average or hvd.Sum"),
+        ("adasum", "Use op=hvd.Average"),
+        ("min", "expected hvd.Average or hvd.Sum"),
         ("name", "keras.optimizers.get(name)"),
         ("passes", "backward_passes_per_step is 0; expected 1"),
         ("predivided sum", "expected op=hvd.Average"),
         ("no groups", "expected a number of groups above 0"),
         ("inside out", "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"),
-        ("sparse passes", "expected sparse_as_dense=True"),
+        ("sparse passes", "Set sparse_as_dense=True"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_cure(runs, attempt, sentence):

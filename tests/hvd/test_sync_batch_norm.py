@@ -44,4 +44,4 @@ def test_a_layer_is_made_of_its_config(runs):
 
 
 def test_the_fused_operation_is_refused(runs):
-    assert "Expected fused=False" in runs[0]["refusal"]
+    assert "expected fused=False" in runs[0]["refusal"]

@@ -177,7 +177,7 @@ def test_what_was_recorded_is_worth_nothing_again():
                 connection.recv(4096)
 
         threading.Thread(target=play, daemon=True).start()
-        with pytest.raises(UnprovenError, match="does not know the secret"):
+        with pytest.raises(UnprovenError, match="its secret is not that of this job"):
             connect(false.getsockname(), HERE, {"rank": 1}, TIMEOUT_SECS)
         false.close()
 
@@ -211,7 +211,7 @@ def test_a_caller_believes_no_listener_that_only_sends_back_what_came():
             connection.recv(4096)
 
     threading.Thread(target=reflect, daemon=True).start()
-    with pytest.raises(UnprovenError, match="does not know the secret"):
+    with pytest.raises(UnprovenError, match="its secret is not that of this job"):
         connect(mirror.getsockname(), HERE, {"rank": 1}, TIMEOUT_SECS)
     mirror.close()
 

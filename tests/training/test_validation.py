@@ -13,7 +13,7 @@ import tensorflow as tf
 from conftest import free_ports
 from ctl.checkpoints import restoring
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
-from ctl.collectives.failures import failure
+from ctl.collectives.failures import create_exception
 from ctl.distribute.platforms import detection, slurm
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, ReadError, StorageError
@@ -233,9 +233,10 @@ def test_errors_of_the_engine_are_those_of_tensorflow_s_path():
             topology=Topology({"worker": ("a:1", "b:1")}, num_replicas=2), has_peers=True,
         )  # fmt: skip
 
-    lost = explained(failure("LOST", "rank 1 died (the connection was closed)"))
+    lost = explained(create_exception("LOST", "rank 1 died (the connection was closed)"))
     assert isinstance(lost, PeerLostError) and "(rank 1 died (the connection" in str(lost)
-    apart = explained(failure("FAILED_PRECONDITION", "ctl.sum: the shape of the tensor differs, ..."))
+    text = "ctl.sum: the shape of the tensor differs, ..."
+    apart = explained(create_exception("FAILED_PRECONDITION", text))
     assert isinstance(apart, ctl.UsageError) and "Step 3: ctl.sum: the shape" in str(apart)
 
 

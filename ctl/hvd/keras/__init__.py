@@ -1,9 +1,9 @@
 """Horovod's API for Keras: `import ctl.hvd.keras as hvd`.
 
-For models of Keras 3 and of tf_keras. Keras 3 does not support two features of old scripts:
-`model.compile(..., experimental_run_tf_function=False)`, an argument that it does not accept, and
-`optimizer.lr`, which is `optimizer.learning_rate`. On a `DistributedOptimizer` the attribute
-`optimizer.variables` may also be called, as in older versions.
+It supports models of Keras 3 and of tf_keras. Keras 3 does not support two features of old scripts: the
+argument `model.compile(..., experimental_run_tf_function=False)`, and `optimizer.lr`, which is now
+`optimizer.learning_rate`. The attribute `variables` of a `DistributedOptimizer` may also be called, as in
+older versions.
 """
 
 from typing import Any
@@ -56,7 +56,7 @@ __all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "Max", "M
 
 
 def __getattr__(name: str) -> Any:
-    """Returns the module `elastic`, which is imported on its first use."""
+    """Imports the module `elastic` on its first use."""
     if name == "elastic":
         import importlib
 

@@ -6,7 +6,7 @@
         hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.001 * hvd.size()),
     ]
 
-All of them are collective or equal on all ranks: pass them to `fit` on every rank.
+The callbacks are collective or equal on all ranks. Pass them to `fit` on every rank.
 """
 
 import numbers
@@ -18,7 +18,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.hvd import objects
 from ctl.hvd.keras.rates import LearningRateScheduleCallback, LearningRateWarmupCallback, TwoKerasCallback
-from ctl.hvd.reducing import key
+from ctl.hvd.reducing import variable_key
 from ctl.hvd.variables import broadcast_variables
 
 __all__ = [
@@ -33,13 +33,13 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(TwoKerasCallback):
     """A callback that broadcasts the weights and the optimizer's state of one rank after the first batch.
 
-    Before that, the optimizer does not have all of its variables. Metrics and the seeds of dropout are
-    not broadcast.
+    Before the first batch, the optimizer does not have all of its variables. Metrics and the seeds of
+    dropout layers are not broadcast.
 
     Args:
       root_rank: Rank with the variables to broadcast.
       device: Device of the operation.
-      local_variables: One variable or several that are not broadcast.
+      local_variables: A variable or a list of variables that are not broadcast.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None):
@@ -48,27 +48,29 @@ class BroadcastGlobalVariablesCallback(TwoKerasCallback):
         self.device = device
         self.broadcast_done = False
         self._local: set[Any] = set()
-        for variable in _several(local_variables):
+        for variable in _to_list(local_variables):
             self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
         """Excludes `var` from the broadcast."""
         if not hasattr(var, "assign"):
-            raise UsageError(f"local_variables holds {var!r}; expected variables only.")
-        self._local.add(key(var))
+            raise UsageError(f"local_variables contains {var!r}; expected variables.")
+        self._local.add(variable_key(var))
 
     def on_batch_end(self, batch: int, logs: Mapping | None = None) -> None:
         """Broadcasts the variables after the first batch. Collective."""
         if self.broadcast_done:
             return
         state = getattr(self.model.optimizer, "variables", [])
-        chosen = [*self.model.weights, *(state() if callable(state) else state)]
+        all_variables = [*self.model.weights, *(state() if callable(state) else state)]
         with tf.device(self.device):
-            broadcast_variables([v for v in chosen if key(v) not in self._local], self.root_rank)
+            broadcast_variables(
+                [v for v in all_variables if variable_key(v) not in self._local], self.root_rank
+            )
         self.broadcast_done = True
 
 
-def _several(variables: Any) -> Iterable[Any]:
+def _to_list(variables: Any) -> Iterable[Any]:
     if variables is None:
         return []
     return variables if isinstance(variables, (list, tuple, set)) else [variables]
@@ -77,8 +79,8 @@ def _several(variables: Any) -> Iterable[Any]:
 class MetricAverageCallback(TwoKerasCallback):
     """A callback that averages an epoch's metrics over ranks, in place. Later callbacks get the averages.
 
-    Put it before ReduceLROnPlateau, EarlyStopping, TensorBoard and similar callbacks, so that their
-    decisions are equal on all ranks. All ranks have equal weight, independent of their number of examples.
+    Pass it before ReduceLROnPlateau, EarlyStopping, TensorBoard and similar callbacks, so that their
+    decisions are equal on all ranks. All ranks have equal weight, regardless of their number of examples.
 
     Args:
       device: Ignored.
@@ -91,17 +93,17 @@ class MetricAverageCallback(TwoKerasCallback):
     def on_epoch_end(self, epoch: int, logs: MutableMapping | None = None) -> None:
         """Averages the metrics. Collective. Raises UsageError on all ranks if their metrics differ."""
         logs = {} if logs is None else logs
-        mine = {k: float(v) for k, v in sorted(logs.items()) if _is_number(v)}
-        everyone = objects.allgather_object(mine, name="MetricAverageCallback")
-        names = {name for metrics in everyone for name in metrics}
-        for rank, metrics in enumerate(everyone):
+        own_metrics = {k: float(v) for k, v in sorted(logs.items()) if _is_number(v)}
+        metrics_by_rank = objects.allgather_object(own_metrics, name="MetricAverageCallback")
+        names = {name for metrics in metrics_by_rank for name in metrics}
+        for rank, metrics in enumerate(metrics_by_rank):
             if names != set(metrics):
                 raise UsageError(
-                    f"rank {rank} has no metric {sorted(names - set(metrics))[0]!r}, and others have; "
-                    "expected the same metrics, and the same validation data or none, on all ranks."
+                    f"rank {rank} has no metric {sorted(names - set(metrics))[0]!r}, but other ranks have "
+                    "it; expected the same metrics on all ranks. Pass validation data on all ranks or none."
                 )
         for name in sorted(names):
-            logs[name] = float(np.mean([metrics[name] for metrics in everyone]))
+            logs[name] = float(np.mean([metrics[name] for metrics in metrics_by_rank]))
 
 
 def _is_number(value: Any) -> bool:
@@ -113,7 +115,7 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):
 
     Args:
       monitor, verbose, save_weights_only, mode, save_freq: See Keras.
-      filepath: Path of the file. The attribute of this name may also be set before `fit`.
+      filepath: Path of the file. Alternatively set the attribute of this name before `fit`.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ def train(state):
         hvd.elastic.CommitStateCallback(state, batches_per_commit=10),
     ])
 
-The commit callback comes after the update callbacks. Otherwise it commits outdated values.
+Pass the commit callback after the update callbacks. Otherwise it commits outdated values.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ class KerasState(TensorFlowKerasState):
 
 
 class CommitStateCallback(TwoKerasCallback):
-    """A callback that commits every `batches_per_commit` batches of one `fit`, and after each epoch."""
+    """A callback that commits the state every `batches_per_commit` batches, and after each epoch."""
 
     def __init__(self, state: State, batches_per_commit: int = 1):
         super().__init__()
@@ -44,41 +44,48 @@ class CommitStateCallback(TwoKerasCallback):
             raise UsageError(f"batches_per_commit is {batches_per_commit}; expected 1 or more.")
         self.state = state
         self.batches_per_commit = batches_per_commit
-        self._left = batches_per_commit
+        self._num_batches_left = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._left = self.batches_per_commit
+        """Resets the number of batches until the next commit."""
+        self._num_batches_left = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._left = self.batches_per_commit
+        """Commits the state after `batches_per_commit` batches. Collective."""
+        self._num_batches_left -= 1
+        if self._num_batches_left == 0:
+            self._num_batches_left = self.batches_per_commit
             self.state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commits the state. Collective."""
         self.state.commit()
 
 
 class UpdateBatchStateCallback(TwoKerasCallback):
-    """A callback that stores the number of completed batches of the epoch in `state.batch`; 0 at its end.
+    """A callback that stores the number of completed batches of the epoch in `state.batch`.
 
-    A resumed epoch begins at `state.batch`. Keras 3 does not let a callback shorten the epoch. For an epoch
-    of equal length pass `fit` a dataset that begins there, or `steps_per_epoch` for the remaining batches.
+    A resumed epoch starts at `state.batch`. A callback cannot shorten an epoch in Keras 3. For an epoch of
+    equal length pass `fit` a dataset that starts at this batch, or `steps_per_epoch` for the remaining
+    batches.
     """
 
     def __init__(self, state: State):
         super().__init__()
         self.state: Any = state
-        self._begin = 0
+        self._first = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._begin = self.state.batch
+        """Stores the first batch of the epoch."""
+        self._first = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.state.batch = self._begin + batch + 1
+        """Updates `state.batch`."""
+        self.state.batch = self._first + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.state.batch = self._begin = 0
+        """Sets `state.batch` to 0."""
+        self.state.batch = self._first = 0
 
 
 class UpdateEpochStateCallback(TwoKerasCallback):
@@ -87,10 +94,12 @@ class UpdateEpochStateCallback(TwoKerasCallback):
     def __init__(self, state: State):
         super().__init__()
         self.state: Any = state
-        self._begin = state.epoch  # type: ignore[attr-defined]
+        self._first = state.epoch  # type: ignore[attr-defined]
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._begin = self.state.epoch
+        """Stores the first epoch of this call of `fit`."""
+        self._first = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.state.epoch = self._begin + epoch + 1
+        """Updates `state.epoch`."""
+        self.state.epoch = self._first + epoch + 1

@@ -1,4 +1,4 @@
-"""Loading of a saved model for training. Its optimizer becomes a distributed one and keeps its state."""
+"""Loading of a saved model for training. Its optimizer becomes distributed and keeps its state."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Returns the model of a .keras or .h5 file, of Keras 3 or of tf_keras, depending on the file.
+    """Loads the model of a .keras or .h5 file, with Keras 3 or tf_keras, depending on the file.
 
     Args:
       filepath: Path, or for .h5 an open h5py.File.
@@ -32,23 +32,25 @@ def load_model(
       compression: Compression of the distributed optimizer.
       legacy_opts: Ignored. The file specifies the optimizer.
     """
-    known: dict[str, Any] = {cls.__name__: cls for cls in custom_optimizers or ()}
-    version, optimizer = _said(filepath)
-    for name, thing in (custom_objects or {}).items():
-        is_function = callable(thing) and not isinstance(thing, type)
-        known[name] = _Made(thing) if is_function and name == optimizer else thing
-    model = _keras_of(version).models.load_model(filepath, custom_objects=known)
-    found = getattr(model, "optimizer", None)
-    if _lost_its_state(found):
-        with _hdf5(filepath) as file:
-            _restore(found, model.trainable_variables, file)
-    if found is not None and not isinstance(found, Distributed):
-        model.optimizer = DistributedOptimizer(found, compression=compression)
+    objects_by_name: dict[str, Any] = {cls.__name__: cls for cls in custom_optimizers or ()}
+    version, optimizer_class = _read_versions(filepath)
+    for name, custom_object in (custom_objects or {}).items():
+        is_function = callable(custom_object) and not isinstance(custom_object, type)
+        objects_by_name[name] = (
+            _OptimizerFactory(custom_object) if is_function and name == optimizer_class else custom_object
+        )
+    model = _select_keras(version).models.load_model(filepath, custom_objects=objects_by_name)
+    loaded_optimizer = getattr(model, "optimizer", None)
+    if _has_lost_state(loaded_optimizer):
+        with _open_hdf5(filepath) as file:
+            _restore_optimizer(loaded_optimizer, model.trainable_variables, file)
+    if loaded_optimizer is not None and not isinstance(loaded_optimizer, Distributed):
+        model.optimizer = DistributedOptimizer(loaded_optimizer, compression=compression)
     return model
 
 
-class _Made:
-    """An adapter from a function to the class that Keras expects."""
+class _OptimizerFactory:
+    """Adapter from a factory function to the class that Keras expects."""
 
     def __init__(self, function: Any):
         self._function = function
@@ -57,12 +59,12 @@ class _Made:
         return self._function(**config)
 
 
-def _keras_of(version: str) -> Any:
-    """Returns `tf.keras`, or tf_keras if the file is of Keras 2 and the script has imported tf_keras."""
+def _select_keras(version: str) -> Any:
+    """Returns tf_keras for a file of Keras 2 if the script has imported tf_keras, otherwise `tf.keras`."""
     return sys.modules.get("tf_keras", tf.keras) if version.startswith("2.") else tf.keras
 
 
-def _lost_its_state(optimizer: Any) -> bool:
+def _has_lost_state(optimizer: Any) -> bool:
     """Returns True for an optimizer of an .h5 file, which Keras 3 builds without variables."""
     return (
         getattr(optimizer, "built", False)
@@ -71,7 +73,7 @@ def _lost_its_state(optimizer: Any) -> bool:
     )
 
 
-def _restore(optimizer: Any, variables: Sequence[Any], file: Any) -> None:
+def _restore_optimizer(optimizer: Any, variables: Sequence[Any], file: Any) -> None:
     optimizer.built = False  # otherwise `build` would return immediately
     optimizer.build(list(variables))
     group = file.get("optimizer_weights")
@@ -83,7 +85,7 @@ def _restore(optimizer: Any, variables: Sequence[Any], file: Any) -> None:
 
 
 @contextlib.contextmanager
-def _hdf5(filepath: Any) -> Iterator[Any]:
+def _open_hdf5(filepath: Any) -> Iterator[Any]:
     """Yields an open file unchanged, or opens the file at a path."""
     import h5py
 
@@ -94,28 +96,28 @@ def _hdf5(filepath: Any) -> Iterator[Any]:
         yield filepath
 
 
-def _said(filepath: Any) -> tuple[str, str]:
+def _read_versions(filepath: Any) -> tuple[str, str]:
     """Returns (version of Keras, class of the optimizer) of a file, "" for missing values."""
     if isinstance(filepath, (str, os.PathLike)):
         if zipfile.is_zipfile(filepath):
             with zipfile.ZipFile(filepath) as archive:
                 version = json.loads(archive.read("metadata.json")).get("keras_version", "")
                 config = json.loads(archive.read("config.json")).get("compile_config") or {}
-            return version, _class_name(config.get("optimizer"))
+            return version, _read_class_name(config.get("optimizer"))
         if not os.path.isfile(filepath):
             return "2." if os.path.isdir(filepath) else "", ""
     try:
-        with _hdf5(filepath) as file:
-            version = _text(file.attrs.get("keras_version", ""))
-            training = json.loads(_text(file.attrs.get("training_config", "{}")))
+        with _open_hdf5(filepath) as file:
+            version = _decode(file.attrs.get("keras_version", ""))
+            training = json.loads(_decode(file.attrs.get("training_config", "{}")))
     except OSError:
-        return "", ""  # not a file of this type: Keras raises the error
-    return version, _class_name(training.get("optimizer_config"))
+        return "", ""  # not an HDF5 file: Keras raises an error
+    return version, _read_class_name(training.get("optimizer_config"))
 
 
-def _text(attribute: Any) -> str:
+def _decode(attribute: Any) -> str:
     return attribute.decode() if isinstance(attribute, bytes) else attribute
 
 
-def _class_name(config: Any) -> str:
+def _read_class_name(config: Any) -> str:
     return config.get("class_name", "") if isinstance(config, dict) else ""

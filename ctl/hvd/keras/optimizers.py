@@ -1,9 +1,9 @@
-"""`DistributedOptimizer` with the order of arguments of `horovod.keras`."""
+"""Factories of distributed optimizers with the order of arguments of `horovod.keras`."""
 
 from typing import Any
 
 from ctl.hvd import ops
-from ctl.hvd import optimizers as every
+from ctl.hvd import optimizers as optimizers_lib
 from ctl.hvd.compression import Compression
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 
@@ -25,7 +25,7 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Any:
     """Returns a distributed optimizer. See `ctl.hvd.DistributedOptimizer`."""
-    return every.DistributedOptimizer(
+    return optimizers_lib.DistributedOptimizer(
         optimizer,
         name=name,
         device_dense=device_dense,
@@ -57,12 +57,13 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Returns a `DistributedOptimizer` with `local_layers`, one layer or several, that only this rank has.
+    """Returns a `DistributedOptimizer` that does not exchange the gradients of `local_layers`.
 
-    Their gradients are not exchanged. They are divided by the number of ranks if `scale_local_gradients`.
+    `local_layers` are one layer or several layers that only this rank has. If `scale_local_gradients`,
+    their gradients are divided by the number of ranks.
     """
-    local = every.optimizer_variables(local_layers)
-    made = DistributedOptimizer(
+    local_variables = optimizers_lib.layer_variables(local_layers)
+    distributed_optimizer = DistributedOptimizer(
         optimizer,
         name=name,
         device_dense=device_dense,
@@ -75,6 +76,6 @@ def PartialDistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    for variable in local:
-        made.register_local_var(variable)
-    return made
+    for variable in local_variables:
+        distributed_optimizer.register_local_var(variable)
+    return distributed_optimizer

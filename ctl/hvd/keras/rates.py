@@ -1,4 +1,4 @@
-"""Callbacks that set the learning rate from the host: per epoch, or per batch during the warm-up."""
+"""Callbacks that set the learning rate per epoch, or per batch during the warm-up."""
 
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
@@ -10,7 +10,7 @@ from ctl.tensorflow_patches import optimizer_attributes
 
 
 class TwoKerasCallback(tf.keras.callbacks.Callback):
-    """A callback that is compatible with `fit` of Keras 3 and of tf_keras."""
+    """Base class of callbacks for `fit` of Keras 3 and of tf_keras."""
 
     _chief_worker_only = None
     _supports_tf_logs = False
@@ -36,8 +36,8 @@ class LearningRateScheduleCallback(TwoKerasCallback):
       multiplier: A function of the epoch. A number `m` represents `m ** (epoch - start_epoch)`.
       start_epoch: The first epoch.
       end_epoch: The first epoch after the schedule; None for no end.
-      staircase: If True, the rate changes with the epoch, else with every batch. The function then gets
-        fractions of epochs.
+      staircase: If True, the rate changes with the epoch, otherwise with every batch. `multiplier` then
+        gets fractions of epochs.
       momentum_correction: If True, scales the momentum.
       steps_per_epoch: Batches per epoch. Required for `staircase=False` if `fit` cannot determine it.
 
@@ -74,8 +74,8 @@ class LearningRateScheduleCallback(TwoKerasCallback):
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
                 raise UsageError(
-                    f"{type(self).__name__} cannot see how many batches an epoch has; expected "
-                    "steps_per_epoch= for it."
+                    f"{type(self).__name__} cannot determine the number of batches per epoch; expected "
+                    "the argument steps_per_epoch."
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Mapping | None = None) -> None:
@@ -84,27 +84,27 @@ class LearningRateScheduleCallback(TwoKerasCallback):
 
     def on_batch_begin(self, batch: int, logs: Mapping | None = None) -> None:
         """Sets the rate."""
-        ended = self.end_epoch is not None and self.current_epoch >= self.end_epoch
-        if self.current_epoch < self.start_epoch or ended:
+        has_ended = self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        if self.current_epoch < self.start_epoch or has_ended:
             return
         if not self.staircase:
-            self._adjust(self.current_epoch + batch / (self.steps_per_epoch or 1))
+            self._adjust_rate(self.current_epoch + batch / (self.steps_per_epoch or 1))
         elif batch == 0:
-            self._adjust(self.current_epoch)
+            self._adjust_rate(self.current_epoch)
 
     def on_epoch_end(self, epoch: int, logs: MutableMapping | None = None) -> None:
         """Adds the rate to the logs, as `lr`."""
         if logs is not None:
-            logs["lr"] = _rate(self.model.optimizer)
+            logs["lr"] = _read_rate(self.model.optimizer)
 
-    def _adjust(self, epoch: float) -> None:
+    def _adjust_rate(self, epoch: float) -> None:
         optimizer = self.model.optimizer
-        old, new = _rate(optimizer), float(self.initial_lr * self.multiplier(epoch))
+        old, new = _read_rate(optimizer), float(self.initial_lr * self.multiplier(epoch))
         if old == new:
             return
         _set_rate(optimizer, new)
         if self.momentum_correction and old:
-            for momentum in _momentum(optimizer):
+            for momentum in _find_momentum_variables(optimizer):
                 momentum.assign(momentum * tf.cast(new / old, momentum.dtype))
 
 
@@ -128,7 +128,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     ):
         def multiplier(epoch: float) -> float:
             size = process.size()
-            epoch += 1.0 / (self.steps_per_epoch or 1)  # an epoch ends on a round number
+            epoch += 1.0 / (self.steps_per_epoch or 1)  # the last batch of an epoch gets a whole number
             return (epoch * (size - 1) / warmup_epochs + 1) / size
 
         super().__init__(
@@ -145,11 +145,11 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Adds the rate to the logs, and prints a message at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and epoch == (self.end_epoch or 0) - 1 and process.rank() == 0:
-            rate = _rate(self.model.optimizer)
+            rate = _read_rate(self.model.optimizer)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
-def _rate(optimizer: Any) -> float:
+def _read_rate(optimizer: Any) -> float:
     return float(tf.convert_to_tensor(optimizer.learning_rate))
 
 
@@ -160,21 +160,21 @@ def _set_rate(optimizer: Any, value: float) -> None:
     if not hasattr(rate, "assign"):
         if not isinstance(rate, (int, float)):
             raise UsageError(
-                f"the optimizer's learning rate is a {type(rate).__name__}, which this callback "
-                "cannot set; expected an optimizer with a number, keras.optimizers.SGD(0.1), or "
-                "no such callback."
+                f"the optimizer's learning rate is a {type(rate).__name__}, which this callback cannot "
+                "set; expected a constant rate, such as keras.optimizers.SGD(0.1). Otherwise remove the "
+                "callback."
             )
         optimizer.learning_rate = value
         return
     rate.assign(value)
 
 
-def _momentum(optimizer: Any) -> list[Any]:
-    """Returns the momentum variables. There are none before the first step, or without momentum."""
+def _find_momentum_variables(optimizer: Any) -> list[Any]:
+    """Returns the momentum variables: none before the first step, or without momentum."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not hasattr(inner, "momentum"):
         return []
-    found = optimizer_attributes.momentums(inner)
-    if not found and hasattr(inner, "get_slot_names") and "momentum" in inner.get_slot_names():
-        found = [v for v in inner.weights if "/momentum" in v.name]
-    return [variable for variable in found or [] if variable is not None]
+    variables = optimizer_attributes.momentums(inner)
+    if not variables and hasattr(inner, "get_slot_names") and "momentum" in inner.get_slot_names():
+        variables = [v for v in inner.weights if "/momentum" in v.name]
+    return [variable for variable in variables or [] if variable is not None]

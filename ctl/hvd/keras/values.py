@@ -1,4 +1,4 @@
-"""Collectives on numbers, arrays and tensors. The result is a tensor, or in a graph session its value."""
+"""Collectives on numbers, arrays and tensors. They return a tensor, or its value in a graph session."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from ctl.hvd import hooks, ops
 from ctl.hvd.compression import Compression
 
 
-def _value(found: Any) -> Any:
+def _evaluate(tensor: Any) -> Any:
     session = None if tf.executing_eagerly() else tf.compat.v1.get_default_session()
-    return found if session is None else session.run(found)
+    return tensor if session is None else session.run(tensor)
 
 
 def allreduce(
@@ -22,7 +22,7 @@ def allreduce(
     compression: Any = Compression.none,
 ) -> Any:
     """Returns the value reduced over ranks with `op`, by default Average. See `ctl.hvd.allreduce`."""
-    return _value(
+    return _evaluate(
         ops.allreduce(
             tf.convert_to_tensor(value),
             average=average,
@@ -37,19 +37,19 @@ def allreduce(
 
 def allgather(value: Any, name: str | None = None) -> Any:
     """Returns the values of all ranks, concatenated along the first dimension."""
-    return _value(ops.allgather(tf.convert_to_tensor(value), name=name))
+    return _evaluate(ops.allgather(tf.convert_to_tensor(value), name=name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Returns the value of `root_rank`."""
-    return _value(ops.broadcast(tf.convert_to_tensor(value), root_rank, name=name))
+    return _evaluate(ops.broadcast(tf.convert_to_tensor(value), root_rank, name=name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = ops.Average) -> Any:
     """Returns this rank's part, along the first dimension, of the value reduced over ranks."""
-    return _value(ops.reducescatter(tf.convert_to_tensor(value), op=op, name=name))
+    return _evaluate(ops.reducescatter(tf.convert_to_tensor(value), op=op, name=name))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
     """Broadcasts the variables of `root_rank` in a graph. Raises RuntimeError when executing eagerly."""
-    return _value(hooks.broadcast_global_variables(root_rank))
+    return _evaluate(hooks.broadcast_global_variables(root_rank))

@@ -1,1 +1,1 @@
-"""Top-level packages for `ctlrun --as-horovod`, which puts this folder first on PYTHONPATH."""
+"""Top-level packages for `ctlrun --as-horovod`, which adds this folder at the start of PYTHONPATH."""

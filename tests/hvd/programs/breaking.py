@@ -16,7 +16,7 @@ from pathlib import Path
 
 import ctl.hvd as hvd
 import tensorflow as tf
-from ctl.collectives.negotiation import Agreement
+from ctl.collectives.negotiation import Negotiation
 from ctl.hvd import process
 
 how, directory = sys.argv[1], Path(sys.argv[2])
@@ -62,7 +62,7 @@ def train():  # noqa: PLR0912  one branch for each way
         def fail(self):
             raise RuntimeError("on purpose")
 
-        Agreement.answer = fail
+        Negotiation.send_responses = fail
     elif how.startswith("stop"):
         victim = 0 if how == "stop_rank_0" else hvd.size() - 1
         if hvd.rank() == victim:

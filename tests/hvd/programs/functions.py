@@ -100,7 +100,7 @@ def case_named_collectives_in_another_order_on_each_rank():
     engine = process.engine()
     order = list(range(20))
     np.random.default_rng(hvd.rank()).shuffle(order)
-    asked = {i: engine.ask("allreduce", f"n{i}", [np.full(5, float(i))], is_eager=False) for i in order}
+    asked = {i: engine.submit("allreduce", f"n{i}", [np.full(5, float(i))], is_eager=False) for i in order}
     for i in range(20):
         assert engine.wait(asked[i])[0].tolist() == [i * hvd.size()] * 5
 

@@ -13,12 +13,12 @@ def requests_of(call, *arguments):
     """What a call returns, and how many requests this rank made for it; traced before."""
     call(*arguments)
     engine, asked = process.engine(), []
-    ask = engine.ask
-    engine.ask = lambda *a, **k: asked.append(a) or ask(*a, **k)
+    submit = engine.submit
+    engine.submit = lambda *a, **k: asked.append(a) or submit(*a, **k)
     try:
         found = call(*arguments)
     finally:
-        del engine.ask
+        del engine.submit
     return found, len(asked)
 
 

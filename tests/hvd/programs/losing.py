@@ -24,7 +24,7 @@ if last:
     elif how == "kill_in_the_middle":  # others are between the first and the last byte of a ring
         from ctl.hvd import process
 
-        process.engine().ask("allreduce", "HorovodAllreduce", [x.numpy()], op=hvd.Average)
+        process.engine().submit("allreduce", "HorovodAllreduce", [x.numpy()], op=hvd.Average)
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "exit":
         sys.exit(0)

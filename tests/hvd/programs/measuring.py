@@ -45,17 +45,17 @@ class Asked:
     def __enter__(self):
         self.names = []
         self._engine = process.engine()
-        ask = self._engine.ask
+        submit = self._engine.submit
 
         def counting(kind, name, *args, **kwargs):
             self.names.append(name)
-            return ask(kind, name, *args, **kwargs)
+            return submit(kind, name, *args, **kwargs)
 
-        self._engine.ask = counting
+        self._engine.submit = counting
         return self
 
     def __exit__(self, *_):
-        del self._engine.ask
+        del self._engine.submit
 
     def gradients(self):
         return [n for n in self.names if "gradients" in n]

@@ -1,4 +1,4 @@
-"""`perseus` for programs that `ctlrun --as-horovod` starts. `ctl.hvd.as_horovod` adds its modules."""
+"""Package `perseus` of programs that `ctlrun --as-horovod` starts, for `ctl.hvd.as_horovod` to fill."""
 
 __ctl__ = True  # marks this package for `as_horovod` as not the vendor's
 
