@@ -225,8 +225,7 @@ def build_allocation(options: argparse.Namespace) -> Allocation:
             if (value := getattr(options, name)) is not None:
                 raise UsageError(
                     f"--{name}={value} requires --host_discovery=SCRIPT; without a script, set the number "
-                    "of "
-                    "workers with --workers or -H"
+                    "of workers with --workers or -H"
                 )
         if options.hosts is None:
             roles = RoleCounts(
@@ -319,7 +318,6 @@ def _temporary_log_dir() -> Path:
         log_dir = Path("ctl-launch-logs").absolute()
         print_message(
             f"cannot create a temporary directory ({e.strerror}); starting the job with logs in {log_dir} "
-            "if "
-            "that is writable. Specify a directory with --log_dir=DIR"
+            "if that is writable. Specify a directory with --log_dir=DIR"
         )
         return log_dir

@@ -126,8 +126,7 @@ def check_hosts_are_local(hosts: Iterable[str]) -> None:
     for name in hosts:
         raise UsageError(
             f"{name} is another machine, but a function runs on this machine only. Write a script and "
-            "start "
-            "it with `ctlrun -np 2 -H ... python script.py`"
+            "start it with `ctlrun -np 2 -H ... python script.py`"
         )
 
 

@@ -198,8 +198,7 @@ def _address(host: Host, own_address: str | None, is_alone: bool, option: str) -
     if host.is_loopback:
         raise UsageError(
             f"other machines cannot connect to this machine as {host.target!r}; specify its name or "
-            "address "
-            f"in the network{option}"
+            f"address in the network{option}"
         )
     return host.address
 

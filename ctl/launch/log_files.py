@@ -144,8 +144,7 @@ class LogFile:
                 self._is_reported = True
                 print_message(
                     f"{self._path} cannot be written ({e.strerror or e}); the job continues; output is "
-                    "dropped "
-                    "until the file can be written again",
+                    "dropped until the file can be written again",
                     program=self._command,
                 )
 

@@ -274,8 +274,7 @@ class Monitor:
         self._pending_restarts[index] = (time.monotonic() + RESTART_PAUSE_SECS[count], process_exit)
         print_message(
             f"{task_name(process_exit.task)} ended with {process_exit}; the job continues, restarting it "
-            "in "
-            f"{RESTART_PAUSE_SECS[count]:g} s ({count + 1} of {len(RESTART_PAUSE_SECS)})"
+            f"in {RESTART_PAUSE_SECS[count]:g} s ({count + 1} of {len(RESTART_PAUSE_SECS)})"
         )
 
     def _start_pending(self) -> None:

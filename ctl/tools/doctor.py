@@ -117,8 +117,7 @@ def _find_unresolved_hosts(topology: Topology) -> list[str]:
         except OSError as e:
             notes.append(
                 f"the host name {host!r} cannot be resolved yet ({e.strerror or e}). If this persists, "
-                "check "
-                "that all processes of the job have started and that the name is correct."
+                "check that all processes of the job have started and that the name is correct."
             )
     return notes
 

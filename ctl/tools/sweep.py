@@ -26,7 +26,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ctl.io.console import print_message
 from ctl.launch.monitor import ForwardedSignals
-from ctl.launch.process import Process, check_program, start_process
+from ctl.launch.process import Process, ProcessExit, check_program, start_process
 from ctl.launch.process_tree import Guard
 from ctl.tools.wrapping_command import WrappingParser
 
@@ -137,8 +137,7 @@ def _check_values(argument: str, flag: str, values: Sequence[str], swept: Mappin
     if "" in values or len(set(values)) < len(values):
         raise UsageError(
             f"{argument} has an empty or duplicate value; expected {flag}=a,b. Write a comma within a "
-            "value "
-            "as \\,"
+            "value as \\,"
         )
 
 
@@ -160,8 +159,7 @@ def _load_completed_runs(directory: Path, runs: Sequence[SweepRun]) -> list[Swee
     except (OSError, ValueError, KeyError) as e:
         raise UsageError(
             f"{directory / _STATE_FILE} cannot be read ({e}); expected the state of an earlier sweep. "
-            "Remove the "
-            "file, or specify another --dir."
+            "Remove the file, or specify another --dir."
         ) from None
     completed_runs = []
     for run in runs:
@@ -232,10 +230,7 @@ class _Sweep:
             process_exit = process.poll()
             if process_exit is None:
                 continue
-            self._guard.remove(process.pid)
-            del self._processes[slot]
-            run.exit_code, run.metrics = process_exit.exit_code, newest_metrics(run.directory)
-            self._save_state()
+            self._record_end(slot, process_exit)
             value = run.metrics.get(self._metric)
             metric_text = (
                 f"{self._metric} {value:.4g}" if isinstance(value, float) else "no " + self._metric
@@ -249,6 +244,13 @@ class _Sweep:
             if not process_exit.returncode and run.metrics and self._metric not in run.metrics:
                 self._stop_for_missing_metric(run)
 
+    def _record_end(self, slot: int, process_exit: ProcessExit) -> None:
+        """Stores the result of a run that has ended."""
+        run, process = self._processes.pop(slot)
+        self._guard.remove(process.pid)
+        run.exit_code, run.metrics = process_exit.exit_code, newest_metrics(run.directory)
+        self._save_state()
+
     def _stop_for_missing_metric(self, run: SweepRun) -> None:
         """Ends all runs and raises UsageError, because no run of the sweep will have the metric."""
         for _, process in self._processes.values():
@@ -257,15 +259,15 @@ class _Sweep:
         while self._processes and time.monotonic() < deadline_secs:
             time.sleep(_WAIT_SECS)
             for slot, (_, process) in list(self._processes.items()):
-                if process.poll() is not None:
-                    del self._processes[slot]
+                if (process_exit := process.poll()) is not None:
+                    self._record_end(slot, process_exit)
         for _, process in self._processes.values():
             process.kill()
+        self._guard.close()
         names = ", ".join(name for name in run.metrics if name != "step")
         raise UsageError(
             f"--metric={self._metric} is not reported by the run {run.name}; expected one of {names}. Run "
-            "the "
-            "command again with another --metric to resume the sweep"
+            "the command again with another --metric to resume the sweep"
         )
 
     def _stop_runs(self, signals: ForwardedSignals) -> None:
@@ -352,8 +354,7 @@ def _parser() -> WrappingParser:
         usage="ctl sweep [--dir=DIR] [--jobs=N] [--metric=NAME [--max]] -- command --flag=a,b ...",
         description="Runs a command once for each combination of the flags that have several values, "
         "separated by\ncommas, and compares the results. The same command skips completed runs and resumes "
-        "the "
-        "other runs.\nWrite a comma within a value as \\,",
+        "the other runs.\nWrite a comma within a value as \\,",
         epilog=f"examples:\n  {SWEEP_EXAMPLE}\n"
         "  ctl sweep --jobs=2 --metric=accuracy --max -- python train.py --model_dir=/tmp/s --seed=0,1,2",
     )

@@ -12,10 +12,19 @@ from processes import run, start
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 
 PROGRAM = """
-import json, os, signal, subprocess, sys, time
+import json, os, signal, subprocess, sys, threading, time
 flags = dict(word[2:].split("=", 1) for word in sys.argv[1:])
 directory = flags["model_dir"]
 print("began", flags, flush=True)
+if "slow" in flags and flags["rate"] == flags["slow"]:  # ends normally after a signal
+    released = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: released.set())
+    open(os.path.join(directory, "waits"), "w").close()
+    while not released.is_set():
+        time.sleep(0.02)
+elif "slow" in flags:  # ends when the slow run waits
+    while not os.path.exists(os.path.join(os.path.dirname(directory), "rate=" + flags["slow"], "waits")):
+        time.sleep(0.02)
 if "wait" in flags:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "--wait=" + flags["wait"]])
     open(os.path.join(directory, "waits"), "w").close()
@@ -97,6 +106,15 @@ def test_a_metric_that_no_run_has_ends_the_sweep_after_the_first_run(tmp_path, p
     assert [run["exit_code"] for run in runs.values()] == [0, None, None]
     again = swept(["--metric=accuracy", "--max", "--", *program, "--rate=1,2,3"], tmp_path)
     assert again.returncode == 0 and "3 runs, 1 already completed" in again.stderr
+
+
+def test_a_run_that_ends_while_a_sweep_without_its_metric_stops_is_recorded(tmp_path, program):
+    command = [*program, "--slow=2", "--rate=1,2"]
+    result = swept(["--metric=acc", "--jobs=2", "--", *command], tmp_path)
+    assert result.returncode == 2 and "--metric=acc is not reported by the run rate=1" in result.stderr
+    runs = state(tmp_path / "sweep")
+    assert [run["exit_code"] for run in runs.values()] == [0, 0]
+    assert runs["rate=2"]["metrics"]["loss"] == 2.0
 
 
 def test_a_comma_of_a_value_stays(tmp_path, program):

@@ -78,8 +78,7 @@ def _advice(options: argparse.Namespace, has_constraints: bool) -> Advice:
     login = [f"gcloud auth configure-docker {host}"] if host.endswith("docker.pkg.dev") else []
     note = (
         "only TensorFlow has a fixed version; to fix all versions, run `pip freeze > constraints.txt`, "
-        "remove "
-        "the line of ctl, and run the same command again"
+        "remove the line of ctl, and run the same command again"
     )
     warning = "the container runs as root, which a Kubernetes manifest of ctl does not allow"
     return Advice(
