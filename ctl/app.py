@@ -239,7 +239,7 @@ def _check_mode(config: Config, formats: tuple[str, ...], topology: Topology) ->
         raise UsageError(_no_checkpoint_message(config))
     if config.mode in _WITH_A_CHECKPOINT and topology.evaluates:
         raise UsageError(
-            f"--mode={config.mode} came in an evaluator task of TF_CONFIG, which follows a training. "
+            f"--mode={config.mode} was given in an evaluator task of TF_CONFIG, which follows a training. "
             "Leave --mode out, or unset TF_CONFIG."
         )
 

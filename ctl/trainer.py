@@ -386,7 +386,7 @@ class Trainer(UserMethods):
         is_traced = step.graph is not None  # False in a custom loop of the user
         if is_traced and self.topology.num_replicas > 1 and not step.record.uses_average and not scaled:
             raise UsageError(
-                "minimize() got a loss that average() did not make. Gradients are summed over "
+                "minimize() got a loss that average() has not computed. Gradients are summed over "
                 f"{self.topology.num_replicas} replicas. Write loss = self.average(per_example); if the "
                 "loss is this replica's share of the global mean, self.minimize(loss, tape, scaled=True)."
             )

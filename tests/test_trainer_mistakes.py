@@ -105,7 +105,7 @@ def test_a_loss_that_average_did_not_make_is_refused_on_two_replicas(two_replica
 
     options = dict(writers=[], intervals=every_step())
     Mean(strategy="default", **options).train(1)
-    with pytest.raises(ctl.UsageError, match=r"average\(\) did not make.*scaled=True"):
+    with pytest.raises(ctl.UsageError, match=r"average\(\) has not computed.*scaled=True"):
         Mean(strategy=two_replicas, **options).train(1)
     meant = type("Mean", (Mean,), {"scaled": True})
     meant(strategy=two_replicas, **options).train(1)

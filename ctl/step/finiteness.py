@@ -70,7 +70,7 @@ def warn_of_skipped(is_valid: tf.Tensor, flags: tf.Tensor, step: tf.Tensor, is_l
     parts = (
         "ctl: step",
         step + 1,
-        "is left out:",
+        "is skipped:",
         MESSAGE,
         "(flags by replica: loss",
         loss,
@@ -110,7 +110,7 @@ def warn_of_reported(step: int, flags: Sequence[float]) -> None:
     """Prints the line of `warn_of_skipped` for the two flags of a report; `step` is the skipped one."""
     loss, gradient = (int(f) for f in flags)
     reason = f"{MESSAGE} (flags by replica: loss [{loss}] gradient [{gradient}] )"
-    print(f"ctl: step {step} is left out: {reason}", file=sys.stderr)
+    print(f"ctl: step {step} is skipped: {reason}", file=sys.stderr)
 
 
 def described(error_text: str, num_replicas: int, num_workers: int) -> str:

@@ -164,7 +164,7 @@ class CompiledLoop:
         if is_stopped:
             raise finiteness.reported_error(rows[-1][2:])
         if count > len(rows):
-            _log.warning("%d more of these %d steps were left out.", count - len(rows), steps)
+            _log.warning("%d more of these %d steps were skipped.", count - len(rows), steps)
 
     def refresh(self) -> None:
         """Called after user code, which may have changed the set of trained variables."""

@@ -113,13 +113,13 @@ def _translate_peer_error(error: BaseException, text: str, step: int) -> BaseExc
     """Returns PeerLostError if another task is the cause, else the same error."""
     if isinstance(error, PEER_ERRORS):
         return PeerLostError(
-            f"Step {step}: another task is gone or cannot be reached "
+            f"Step {step}: another task has ended or cannot be reached "
             f"({_first_line(text.replace(FAILURE_MARK, ''), _PEER_WORDS)}). See the log of that worker."
         )
     if isinstance(error, tf.errors.FailedPreconditionError) and FAILURE_MARK in text:
         message = text.partition(FAILURE_MARK)[2]
         return UsageError(
-            f"Step {step}: {message} Workers (ranks) must sum the same things in the same order; "
+            f"Step {step}: {message} Workers (ranks) must run the same sums in the same order; "
             "--check_collectives names the line on each worker."
         )
     lower_text = text.lower()

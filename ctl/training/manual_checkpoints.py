@@ -21,7 +21,7 @@ def save_now(prepared: PreparedTrainer, options: RunOptions) -> str | None:
             "save() has no place for checkpoints. Give the trainer a model_dir, or checkpoints=..."
         )
     if prepared.world.topology.evaluates:
-        raise UsageError("save() came in an evaluator task, which only reads checkpoints.")
+        raise UsageError("save() was called in an evaluator task, which only reads checkpoints.")
     if activity.run is not None:
         activity.save_request.submit()
         return None
@@ -37,7 +37,7 @@ def save_now(prepared: PreparedTrainer, options: RunOptions) -> str | None:
 def restore_from(prepared: PreparedTrainer, path: str) -> int:
     """Restores the checkpoint at `path`. Returns its step, equal on all workers."""
     if prepared.activity.run is not None:
-        raise UsageError("restore() came within a run; call it before train().")
+        raise UsageError("restore() was called during a run; call it before train().")
     with prepared.peer_errors():
         manifest = prepared.checkpointing.restore_from(path)
         prepared.resume(manifest)

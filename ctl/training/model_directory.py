@@ -38,7 +38,7 @@ def check_model_directory(path: str) -> None:
     except OSError as e:
         message = f"model_dir {path!r} cannot be written: {e.strerror or e}."
         if disk_errors.is_full(e) and _has_checkpoints(directory):
-            _log.warning("%s Training resumes all the same; saves fail until there is space.", message)
+            _log.warning("%s Training resumes nevertheless; saves fail until there is space.", message)
         elif disk_errors.is_transient(e):
             raise StorageError(
                 f"{message} Free some space, or repair the disk; then start the same command again."

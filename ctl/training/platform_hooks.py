@@ -45,8 +45,8 @@ def check_platform(
     validation.check_methods(task, "evaluate")
     if config.mode == "train":
         raise UsageError(
-            f"--report_hypertune={config.report_hypertune} came with --mode=train, which evaluates "
-            "nothing. Leave --mode out."
+            f"--report_hypertune={config.report_hypertune} requires evaluations, but got "
+            "--mode=train. Leave --mode out."
         )
 
 

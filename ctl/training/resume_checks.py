@@ -84,7 +84,7 @@ def check_configuration(
     ]
     lines += [f"  {k}: {old.get(k, 'nothing')} before, {configuration[k]} now" for k in changed_settings]
     if lines and topology.is_chief:
-        _log.warning("Other settings than at step %d:\n%s", resumed.step, "\n".join(lines))
+        _log.warning("Settings have changed since step %d:\n%s", resumed.step, "\n".join(lines))
 
 
 def _source_before(resumed: Manifest, batches: Batches) -> str | None:
@@ -147,6 +147,6 @@ def check_can_roll_back(world: World, task: Task) -> None:
         )
     if "train_data_fn" in task.methods:
         raise UsageError(
-            "rollback skips the data of the steps that it takes back, which train_data_fn cannot. Write "
+            "rollback skips the data of the steps that it undoes, which train_data_fn cannot. Write "
             "train_data, with global batches, or on_nonfinite='skip'."
         )

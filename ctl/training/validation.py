@@ -69,15 +69,12 @@ def check_evaluation_methods(
     if len(written) == 1 and options.evaluates and is_chief:
         missing = "eval_step" if written == ["eval_data"] else "eval_data"
         logging.getLogger("ctl").warning(
-            "%s has %s but no %s, so nothing is evaluated; it takes both.",
-            task.class_name,
-            written[0],
-            missing,
+            "%s has %s but no %s, which evaluation requires as well.", task.class_name, written[0], missing
         )
     best = manager.best_metric
     if best is not None and (len(written) < 2 or not options.evaluates):
         raise UsageError(
-            f"the best checkpoint by {best!r} is to be kept, but nothing is evaluated. Write eval_data "
+            f"the best checkpoint by {best!r} is to be kept, but there are no evaluations. Write eval_data "
             "and eval_step, and Intervals(evaluate=...) (--mode=train_and_eval); or leave best out."
         )
 
@@ -115,7 +112,7 @@ def check_reported_metric(writers: Sequence[Any], means: Mapping[str, float]) ->
         if writer.metric is not None and writer.metric not in means:
             raise UsageError(
                 f"--report_hypertune={writer.metric}, but eval_step returns {', '.join(sorted(means))}. "
-                "Write one of these: the tuning job hears nothing else."
+                "Write one of these: the tuning job receives no other metric."
             )
 
 
@@ -159,7 +156,7 @@ def check_callbacks(task: Task, config: Config, callbacks: Sequence[Callback], *
     has_hook = "after_evaluation" in task.methods
     if not task.can_evaluate and (has_hook or any("after_evaluation" in c.handlers() for c in callbacks)):
         raise UsageError(
-            "after_evaluation would never be called: nothing is evaluated. Write eval_data and eval_step."
+            "after_evaluation would never be called, without evaluations. Write eval_data and eval_step."
         )
     for callback in callbacks:
         name, monitored = callback.class_name, callback.monitored
@@ -167,9 +164,9 @@ def check_callbacks(task: Task, config: Config, callbacks: Sequence[Callback], *
         if of_evaluation and not (task.can_evaluate and evaluates):
             fix = "Write eval_data and eval_step, and Intervals(evaluate=...)."
             if config.mode == "train" and not evaluates:
-                fix = "--mode=train evaluates nothing: leave --mode out."
+                fix = "--mode=train does not evaluate: leave --mode out."
             raise UsageError(
-                f"{name} needs the evaluation, but nothing is evaluated. {fix} For "
+                f"{name} requires evaluations, but there are none. {fix} For "
                 "metrics of the training write run='train'."
             )
         if isinstance(callback, ReduceOnPlateau) and not has_variable_learning_rate(task.optimizer):

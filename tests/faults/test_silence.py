@@ -63,4 +63,4 @@ def test_a_silent_worker_is_given_up(workers, arguments, words):
     code = first.wait(TIMEOUT_SECS)
     text = logs[0].read_text()
     assert code == 134, text[-2000:]
-    assert "is gone or cannot be reached" in text and words in text
+    assert "has ended or cannot be reached" in text and words in text

@@ -107,7 +107,7 @@ def test_a_run_without_model_dir_goes_where_the_platform_says(tmp_path):
 @pytest.mark.workers
 def test_a_number_for_tuning_must_be_one_of_an_evaluation(tmp_path):
     done = mnist(tmp_path, "--report_hypertune=accuracy", "--mode=train")
-    assert done.returncode == 2 and "evaluates nothing" in done.stderr
+    assert done.returncode == 2 and "requires evaluations" in done.stderr
     done = mnist(tmp_path, "--report_hypertune=acuracy", "--eval_every_steps=2")
     assert done.returncode == 2 and "eval_step returns accuracy, loss" in done.stderr
 

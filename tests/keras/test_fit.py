@@ -302,7 +302,7 @@ REFUSED = {
     "no loss": (without_a_loss, (X, Y), {}, "without a loss"),
     "both weights": (classifier, (X, Y), {"sample_weight": W, "class_weight": {0: 1.0}}, "one of them"),
     "no evaluation to watch": (classifier, (X, Y), {"callbacks": [ctl.EarlyStopping("loss")]},
-                               "nothing is evaluated"),
+                               "there are no evaluations|but there are none"),
 }  # fmt: skip
 
 

@@ -195,7 +195,7 @@ def test_a_step_that_is_not_finite_is_left_out_or_taken_back_as_in_a_loop_that_i
         told.append([line for line in lines if line.startswith(("ctl: step", "Step"))])
     same(*map(state, trainers))
     assert means[1] == pytest.approx(means[0], rel=1e-5)
-    assert told[0] == told[1] and any("is left out: loss or gradient is not finite" in t for t in told[1])
+    assert told[0] == told[1] and any("is skipped: loss or gradient is not finite" in t for t in told[1])
 
 
 class OneBad(Follower):

@@ -80,7 +80,7 @@ def test_a_run_with_checkpoints_resumes_on_a_full_disk(small_disk, caplog, no_pa
     trainer = make(**options)
     trainer.prepare()
     assert trainer.step == 2
-    assert "cannot be written: No space left on device. Training resumes all the same" in caplog.text
+    assert "cannot be written: No space left on device. Training resumes nevertheless" in caplog.text
     (small_disk / "filler").unlink()
     trainer.train(4)
     assert Lease(small_disk / "run" / "LOCK").read().step == 4

@@ -151,7 +151,7 @@ def test_a_lost_parameter_server_ends_the_chief_with_134(serve, tmp_path):
     job.tasks["ps0"].kill()
     chief = job.result("chief0")
     assert chief.code == 134, chief.output[-3000:]
-    assert "another task is gone or cannot be reached" in chief.output
+    assert "another task has ended or cannot be reached" in chief.output
     for name in ("worker0", "worker1"):
         assert job.result(name, LEAVE_SECS).code == 0
 
