@@ -62,7 +62,7 @@ def file_header(line: str, fill_in: Sequence[str] = ()) -> str:
 
 
 def as_yaml(documents: Iterable[Document], header: str = "") -> str:
-    """Returns YAML of several documents, with `top` before the first. Keys keep their order."""
+    """Returns YAML of several documents, with `header` before the first. Keys keep their order."""
     dump = _yaml_dumper()
     return header + "---\n".join(dump(document) for document in documents)
 

@@ -34,12 +34,14 @@ def refuse_secrets_in_program(program: Sequence[str], platform: str) -> None:
             is_variable = not argument.startswith("-") and name.upper() == name
             if job_fingerprint.looks_secret(name, of_variable=is_variable):
                 _raise_secret_error(
-                    f"the program gives a value to {name}, which looks like a secret", platform
+                    f"the program assigns a value to {name}, which looks like a secret", platform
                 )
         name = argument.lstrip("-")
         has_value = argument.startswith("--") and "=" not in argument and not next_argument.startswith("-")
         if has_value and job_fingerprint.looks_secret(name):
-            _raise_secret_error(f"the program gives a value to {name}, which looks like a secret", platform)
+            _raise_secret_error(
+                f"the program assigns a value to {name}, which looks like a secret", platform
+            )
 
 
 def refuse_secrets_in_options(arguments: Sequence[str], platform: str) -> None:
@@ -54,7 +56,7 @@ def refuse_secrets_in_options(arguments: Sequence[str], platform: str) -> None:
         names_a_secret = job_fingerprint.looks_secret(name, of_variable=option == "--env")
         if equals and names_a_secret and option != "--env_from_secret":
             where = option or "the command line"
-            _raise_secret_error(f"{where} gives a value to {name}, which looks like a secret", platform)
+            _raise_secret_error(f"{where} assigns a value to {name}, which looks like a secret", platform)
 
 
 def _check_value(where: str, value: str, platform: str) -> None:

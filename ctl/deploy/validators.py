@@ -47,7 +47,7 @@ def pattern_option(pattern: str, expected: str, *, hides_value: bool = False) ->
 
 
 def integer_option(minimum: int, maximum: int = 10**9) -> Callable[[str], object]:
-    """Returns a converter for integers from `least` to `most`."""
+    """Returns a converter for integers from `minimum` to `maximum`."""
     convert = whole_number(minimum, maximum)
 
     def wrapped(value: str) -> object:

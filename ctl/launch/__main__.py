@@ -1,4 +1,4 @@
-"""`python -m ctl.launch`: the same as `ctl launch`."""
+"""Entry point of `python -m ctl.launch`, which is the same as `ctl launch`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Log of attempts: a line of JSON in `<log_dir>/attempts.jsonl` per attempt, appended when it ends."""
+"""Log of the attempts of a job: one JSON line in `<log_dir>/attempts.jsonl` per completed attempt."""
 
 import json
 from collections.abc import Sequence

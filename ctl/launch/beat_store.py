@@ -26,7 +26,7 @@ class BeatStore:
     """The heartbeat files of one job, by the name of the log of each process."""
 
     def __init__(self, directory: Path | None):
-        """Stores the directory; None if no other machine can access one."""
+        """Stores the directory of the files of other machines, or None if they cannot access one."""
         self._directory = directory
         self._temporary: Path | None = None
         self._token = secrets.token_hex(4)

@@ -36,7 +36,7 @@ _MAX_MESSAGE = 300  # length limit of an error message that repeats arguments (c
 
 
 def _converter(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Returns the converter with argparse's error type."""
+    """Returns a converter that raises argparse's error type."""
 
     def wrapped(text: str) -> Any:
         try:

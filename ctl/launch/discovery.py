@@ -49,7 +49,7 @@ class Discovery:
 
 
 class HostPoller:
-    """A thread that runs the program repeatedly. The kernel ends the program with that thread."""
+    """A thread that runs the discovery program repeatedly. The kernel ends the program with the thread."""
 
     def __init__(self, script: str, slots: int = 1):
         self.hosts: Sequence[Host] = ()  # hosts that are available before the first run
@@ -115,7 +115,7 @@ def run_discovery(
     interrupted: Callable[[], bool] = lambda: False,
     slots: int = 1,
 ) -> Discovery:
-    """Runs the program once. It is killed after `timeout_secs` or if `interrupted()`.
+    """Runs the program once, and kills it after `timeout_secs` or if `interrupted()`.
 
     Args:
       script: Path of the program.

@@ -228,7 +228,7 @@ class ElasticJob:
         )
 
     def _assign_ranks(self, group: Group) -> None:
-        """Sends each worker its rank."""
+        """Sends each worker of a group its rank and the addresses of its peers."""
         self._change_sent_secs = -math.inf
         hosts = list(dict.fromkeys(w.slot.host for w in group.workers))
         slots = {h: [w.slot.index for w in group.workers if w.slot.host == h] for h in hosts}

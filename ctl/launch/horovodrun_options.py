@@ -199,7 +199,7 @@ def put_option(options: dict[str, Any], flag: Flag, name: str, values: list[Any]
 
 
 def ignored_option_names(options: Options) -> list[str]:
-    """Returns the first names of the given options that have no effect."""
+    """Returns the names of the given options that have no effect."""
     first_names = {f.key: f.names.split()[0] for f in reversed(OPTION_GROUPS["ignored"])}
     return [name for key, name in first_names.items() if options[key] is not None][::-1]
 

@@ -103,7 +103,7 @@ class HostAllocation:
 
 @dataclass(frozen=True)
 class DiscoveredAllocation:
-    """An allocation on the hosts that a script discovers: one worker per slot, from `least` to `most`."""
+    """An allocation on the hosts that a script discovers: one worker per slot, within limits."""
 
     script: str
     min_workers: int = 1
@@ -146,7 +146,7 @@ def build_tasks(roles: RoleCounts, host: str) -> list[Topology]:
         for task_type, count in counts.items()
         if count
     }
-    return [Topology(tasks, kind, i) for kind, places in tasks.items() for i in range(len(places))]
+    return [Topology(tasks, task_type, i) for task_type in tasks for i in range(counts[task_type])]
 
 
 def allocate_ranks(hosts: Sequence[Host] | None, count: int | None, nics: str | None = None) -> Placement:

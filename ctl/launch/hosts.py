@@ -139,7 +139,7 @@ def format_hosts(hosts: Sequence[Host]) -> str:
 
 
 def select_slots(hosts: Sequence[Host], max_slots: int | None) -> list[Host]:
-    """Returns the first hosts with `most` slots in total. The last host may be used in part."""
+    """Returns the first hosts with `max_slots` slots in total. The last host may be used in part."""
     selected, remaining_slots = [], MAX_WORKERS if max_slots is None else max_slots
     for host in hosts:
         if remaining_slots:

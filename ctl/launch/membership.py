@@ -25,7 +25,7 @@ _FIRST_GROUP_SECS = 5.0  # to wait for further processes once enough are waiting
 
 @dataclass
 class HostHealth:
-    """The hosts of the newest list, oldest first, with the failures on each.
+    """Hosts of the newest list, oldest first, with the failures of each.
 
     Attributes:
       cooldown: Minimum and maximum delay before a host with a failure is used again (seconds). With
@@ -174,7 +174,7 @@ class Group:
 
 @dataclass
 class Membership:
-    """The processes that have not ended, and the next change.
+    """State of an elastic job: the processes that have not ended, and their groups.
 
     Attributes:
       number: Number of the newest group, 0 before the first.

@@ -1,4 +1,4 @@
-"""Detection of processes that the kernel killed for memory, with their peak usage.
+"""Detection of out-of-memory kills by the kernel, with the peak memory of the process.
 
     memory = Memory(pid)
     memory.read()              # regularly, while it runs
@@ -55,7 +55,7 @@ class Memory:
 
     @property
     def peak(self) -> str:
-        """The peak as text."""
+        """Peak of the resident memory with its unit, or "unknown"."""
         return _format_bytes(self.peak_bytes) if self.peak_bytes else "unknown"
 
 

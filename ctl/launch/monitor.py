@@ -227,7 +227,7 @@ class Monitor:
         return ProcessExit(task, EXIT_RETRY, 0.0, "was stopped (SIGSTOP) and lost by its peers")
 
     def _kill_hung_process(self) -> ProcessExit | None:
-        """Returns the end of a hung process, which ends the attempt. Only kills an expendable one."""
+        """Returns the end of a hung process, which ends the attempt. If it is expendable, only kills it."""
         hang = self.heartbeats.find_hang(self.group) if self.heartbeats else None
         if hang is None:
             return None

@@ -268,7 +268,7 @@ class RankOutput(Output):
             if disk_errors.is_transient(e):
                 return LogFile(path, "ctlrun")
             raise UsageError(
-                f"--output-filename: {path} cannot be written ({e.strerror}); give a directory that can"
+                f"--output-filename: {path} cannot be written ({e.strerror}); specify a writable directory"
             ) from None
         return LogFile(path, "ctlrun", is_new=False)
 

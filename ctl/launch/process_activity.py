@@ -1,4 +1,4 @@
-"""Processor time of a process tree, as the second sign of a hang.
+"""Processor time of a process tree, which confirms a suspected hang.
 
 table = ActivityTable()
 table.measure({"job_0.log": False}, now_secs, group.cpu_ticks)

@@ -1,4 +1,4 @@
-"""Process groups of this machine: killed with the process that started them, and read from /proc.
+"""Process groups of this machine: termination with the parent process, and statistics from /proc.
 
     popen = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent())
     Guard().add(popen.pid)           # a `kill -9` of this process now ends the whole group

@@ -1,4 +1,4 @@
-"""The remote end of an ssh connection: starts the processes of a job on one machine, and ends them with it.
+"""Remote end of an ssh connection: starts processes on one machine, and kills them with the connection.
 
     exit_code = serve_launcher()          # reads orders from stdin, writes frames to stdout
 

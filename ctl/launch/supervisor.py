@@ -330,7 +330,7 @@ class _Supervisor:
         return next((e.task for e in failures if is_port_clash(self._log_dir, e)), None)
 
     def _wait(self, secs: float) -> bool:
-        """Waits. Returns False immediately if a signal is received."""
+        """Waits for `secs` seconds. Returns False immediately if a signal is received."""
         deadline_secs = time.monotonic() + secs
         while not self._signals.received and time.monotonic() < deadline_secs:
             time.sleep(_WAIT_INTERVAL_SECS)

@@ -146,7 +146,7 @@ class BeatReader:
         return is_new
 
     def restart(self) -> None:
-        """Restarts the measurement, for example after an error in reading the content."""
+        """Restarts the measurement of silence, for example after an error in reading the content."""
         self._changed_secs = self._clock()
 
     @property

@@ -38,8 +38,8 @@ CONNECTING = "connecting"  # TensorFlow waits for peers and may hold the interpr
 class Heartbeat:
     """The progress of this process. A process uses one instance, `current`.
 
-    >>> heart = Heartbeat("/tmp/job_0.json")
-    >>> heart.start()
+    >>> heartbeat = Heartbeat("/tmp/job_0.json")
+    >>> heartbeat.start()
 
     Args:
       path: Path of the file. None: the value of CTL_HEARTBEAT at `start`.

@@ -81,7 +81,7 @@ _dead: set[str] = set()  # fingerprints of holders that did not renew while this
 
 
 class Lease:
-    """The lease of a model directory, to hold or to observe.
+    """The lease of a model directory, for its holder and for observers.
 
     >>> Lease("/tmp/m/LOCK").read()          # None if there was no training
 
@@ -170,7 +170,7 @@ class Lease:
             if not has_warned:
                 has_warned = True
                 _log.warning(
-                    "%s names process %d on %s; waiting up to %.0f s for a renewal of its lease.",
+                    "%s is held by process %d on %s; waiting up to %.0f s for a renewal of its lease.",
                     self._path,
                     first.pid,
                     first.host,
@@ -183,7 +183,7 @@ class Lease:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder.started))
         return UsageError(
             f"{self._path.parent} is in use: process {holder.pid} on {holder.host} has trained there since "
-            f"{since}. Wait for its end, end it, or give another --model_dir."
+            f"{since}. Wait for its end, end it, or specify another --model_dir."
         )
 
     def _acquire(self, own_holder: Holder) -> None:
@@ -195,7 +195,7 @@ class Lease:
             if holder is not None and holder.identity != own_holder.identity:
                 raise self._in_use_error(holder)
             return
-        with _exclusive(Path(self._path)):
+        with _claim_file_lock(Path(self._path)):
             holder = self.read()
             if holder is not None and not _is_this_process(holder) and self.is_alive(holder):
                 raise self._in_use_error(holder)
@@ -225,7 +225,7 @@ class Lease:
         raise LeaseLostError(
             f"{self._path.parent} was taken over by process {holder.pid} on {holder.host}, because this "
             "process was frozen or could not write to its disk for too long. This process ends without "
-            "writing; the other one continues to train."
+            "writing; the other process continues to train."
         )
 
     @contextlib.contextmanager
@@ -340,7 +340,7 @@ def dead_holders() -> str:
 
 
 @contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
+def _claim_file_lock(path: Path) -> Iterator[None]:
     """Excludes other processes, also on other machines, for a short time.
 
     The claim file of a process that died within the block is removed after `_CLAIM_SECS`.

@@ -38,7 +38,7 @@ _EXIT_SECS = 10.0  # timeout of the exit functions
 class Interruption:
     """A context that records the first signal. Outside of the main thread it is a no-op.
 
-    Enter it after the creation of the strategy, see above.
+    Enter it after the creation of the strategy, because TensorFlow replaces handlers.
 
     >>> with Interruption() as interruption:
     ...     if interruption.received: ...

@@ -80,7 +80,7 @@ def inspect_run(directory: AnyPath, *, verify: bool = False, best: str | None = 
 
 
 def inspection_text(inspection: dict[str, Any], now_secs: float) -> str:
-    """Returns the inspection as text for a terminal. `now` is the Unix time (seconds)."""
+    """Returns the inspection as text for a terminal. `now_secs` is the Unix time (seconds)."""
     rows = inspection["checkpoints"]
     header = ["step", "saved", "size", "files", "verified", "best", "metrics"]
     cells = [header] + [

@@ -97,7 +97,7 @@ def test_a_job_at_its_time_limit_goes_on_with_the_losses_of_an_unbroken_one(clus
     cluster.wait_until(lambda: len(trace(run)) >= 3, job=job)
     limit_time(cluster, job)
     cluster.wait_until(lambda: int(cluster.show(job)["Restarts"]) > 0, job=job)
-    assert "goes back into the queue" in log_of(script)
+    assert "requeueing job" in log_of(script)
     assert len(trace(run)) < STEPS
     assert_completed(cluster, job, script)
     assert_bit_identical(run, unbroken(2, RING))

@@ -118,7 +118,7 @@ def test_a_file_of_one_s_own_is_not_overwritten(codelab, capsys):
     ([], ["python", "train.py"], "not in"),
     ([], ["bash", "-c", "true"], "contains no module or script"),
     ([], ["--steps=3"], "begins with a flag, --steps"),
-    ([], ["python", "-m", "trainer.task", "--api_key=abc"], "gives a value to api_key"),
+    ([], ["python", "-m", "trainer.task", "--api_key=abc"], "assigns a value to api_key"),
     (["--python=3.9"], None, "expected 3.10 or newer"),
     (["--tensorflow=2.21"], None, "expected a full version"),
     (["--tensorflow=1.15.0"], None, "from 2.16.0 on"),

@@ -27,7 +27,7 @@ def lines(page):
 
 def refused(page):
     """(options, message) of each item of the list of what is refused."""
-    below = PAGES[page].split("\n## What is refused\n")[1].split("\n## ")[0]
+    below = PAGES[page].split("\n## Refused options\n")[1].split("\n## ")[0]
     return re.findall(r"^- `([^`]+)`: (.+)$", below, re.MULTILINE)
 
 

@@ -251,7 +251,7 @@ def test_a_program_that_ignores_sigterm_is_not_waited_for(tmp_path):
     assert cluster.calls("scontrol") == [["requeue", "77"]]
     for pid in pids_of_tasks(tmp_path):
         os.killpg(pid, signal.SIGKILL)
-    assert "Tasks still run 5 s after SIGTERM" in process.communicate(timeout=60)[0]
+    assert "Tasks are still running 5 s after SIGTERM" in process.communicate(timeout=60)[0]
 
 
 def without_pauses(cluster):
@@ -328,7 +328,7 @@ def test_the_1_of_a_survivor_is_not_final_and_that_of_the_first_task_is(tmp_path
     wait = f'trap "" TERM; while [ ! -e {tmp_path}/first ]; do sleep 0.05; done; sleep 3; exit {second}'
     program = ["bash", "-c", f'[ "$SLURM_PROCID" = 0 ] && {{ {wait}; }}; > {tmp_path}/first; exit {first}']
     code, output = Cluster(tmp_path, program, 2, "--max_restarts=0").run(FAKE_PATIENCE="1")
-    assert ("a restart would not help" in output) == final
+    assert ("which a restart does not correct" in output) == final
     assert code == (2 if second == 2 else first)
 
 
@@ -350,7 +350,11 @@ def test_tasks_that_get_usr1_themselves_send_the_job_back(tmp_path):
 def test_reports_of_tasks_go_where_they_can_be_written(tmp_path, home):
     home = str(tmp_path / home) if home else "/proc"
     code, output = Cluster(tmp_path, counting(tmp_path, 1)).run(SLURM_SUBMIT_DIR="/proc", HOME=home)
-    expected = (1, "a restart would not help") if home != "/proc" else (2, "expected one that can")
+    expected = (
+        (1, "which a restart does not correct")
+        if home != "/proc"
+        else (2, "expected one writable directory")
+    )
     assert code == expected[0] and expected[1] in output
     assert not list(tmp_path.rglob(".ctl-job*"))
 

@@ -38,7 +38,7 @@ def test_any_list_of_hosts_is_hosts_or_a_sentence(text):
     try:
         found = hosts.parse_hosts(text)
     except UsageError as e:
-        assert "expected" in sentence(e) or "write it once" in sentence(e)
+        assert "expected" in sentence(e) or "list it once" in sentence(e)
         return
     assert found and all(1 <= h.slots <= hosts.MAX_WORKERS for h in found)
     for host in found:

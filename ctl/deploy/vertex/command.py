@@ -25,7 +25,7 @@ def write(line: CommandLine) -> None:
     job = vertex_job.build_job(line, region)
     blanks = validators.find_placeholders([line.as_text(), project, region])
     if options.submit and blanks:
-        raise UsageError(f"--submit was given, but {', '.join(blanks)} must be filled in first")
+        raise UsageError(f"--submit requires a complete job; {', '.join(blanks)} must be filled in first")
     if options.format == "json":
         text = manifest.as_json(job.spec)
     else:
