@@ -84,7 +84,7 @@ def ring_allreduce(
 
 
 def _reduce_pair(mesh: Mesh, other: int, me: int, joined: JoinedArrays, op: int, divisor: int) -> None:
-    """Reduces all elements on both ranks in the same order, in one step and with the bytes of a ring."""
+    """Reduces all elements on both ranks in the same order. Sends as many bytes as a ring, in one step."""
     end = joined.total.size
     consume = _create_consumer(joined, 0, op, divisor, own_first=me == 0)
     mesh.exchange(other, joined.views(0, end), other, joined.total.nbytes, consume=consume)
@@ -160,7 +160,7 @@ def _reduce_halves(
 ) -> None:
     """Reduces 16-bit floats of more than two ranks like `_reduce_parts`, in float32 with one rounding.
 
-    Each rank sends its elements directly to the rank that sums them, with the bytes of a ring.
+    Each rank sends its elements directly to the rank that sums them. A ring would send as many bytes.
     """
     count, out = len(ranks), _part(joined.total, bounds, me)
     _copy(joined.views(bounds[me], bounds[me + 1]), out)
