@@ -91,7 +91,8 @@ def test_any_words_are_flags_or_a_sentence(words):
 @MANY
 @given(text=st.one_of(TEXT, st.text(alphabet="0123456789,=besttmodxinacy.", max_size=24)))
 @pytest.mark.parametrize(
-    "parse", [Keep.parse, export.parse_formats, config.steps_per_loop, parameter_servers.Partition.parse]
+    "parse",
+    [Keep.parse, export.parse_formats, config.parse_steps_per_loop, parameter_servers.Partition.parse],
 )
 def test_any_text_is_understood_or_refused(parse, text):
     try:

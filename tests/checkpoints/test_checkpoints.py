@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ctl.checkpoints import commit
-from ctl.distribute.keras_objects import plain
+from ctl.distribute.keras_objects import unwrap
 from small_models import Small, every_step
 
 MANAGERS = {
@@ -238,9 +238,9 @@ def test_plain_tensorflow_reads_what_was_saved(tmp_path, trained):
     checkpoint = tf.train.Checkpoint(model=other.model, optimizer=other.optimizer, step=step)
     checkpoint.read(f"{path}/state").expect_partial().assert_existing_objects_matched()
     for a, b in zip(other.model.weights, trained.model.weights, strict=True):
-        np.testing.assert_array_equal(plain(a).numpy(), plain(b).numpy())
+        np.testing.assert_array_equal(unwrap(a).numpy(), unwrap(b).numpy())
     for a, b in zip(other.optimizer.variables, trained.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(plain(a).numpy(), plain(b).numpy())
+        np.testing.assert_array_equal(unwrap(a).numpy(), unwrap(b).numpy())
     assert step.numpy() == 3
 
 

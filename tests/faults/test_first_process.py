@@ -30,12 +30,18 @@ while time.monotonic() < until: time.sleep(0.01)
 """
 
 
+def restore_sigint():
+    """Restores the default of SIGINT, which is ignored if a shell runs the tests in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def started(tmp_path, *inside, program="import ctl\nimport slow_module\n", words=()):
     (tmp_path / "slow_module.py").write_text(SLOW_MODULE)
     (tmp_path / "program.py").write_text(program)
     return subprocess.Popen(
         [*inside, sys.executable, str(tmp_path / "program.py"), *words], env=environment(), cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=restore_sigint,  # noqa: PLW1509
     )  # fmt: skip
 
 

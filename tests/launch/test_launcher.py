@@ -323,7 +323,7 @@ def test_the_ctl_command_lists_its_subcommands_and_its_version(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"ctl {__version__}\n"
     assert cli.main(["--help"]) == 0
-    assert "launch   start the workers" in capsys.readouterr().out
+    assert "launch   start, supervise and restart the workers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("line", [[], ["lanch"], ["--lunch"]])
