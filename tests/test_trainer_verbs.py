@@ -166,5 +166,5 @@ def test_a_trainer_without_a_place_cannot_save_and_one_that_trains_cannot_restor
         def after_loop(self, step, means):
             self.restore(tmp_path)
 
-    with pytest.raises(ctl.UsageError, match="within a run"):
+    with pytest.raises(ctl.UsageError, match="during a run"):
         Restores(strategy="default", writers=[]).train(1)
