@@ -22,7 +22,7 @@ DISCRIMINATOR_EVERY = flags.DEFINE_integer(
     "discriminator_every_steps", 2, "Steps between updates of the discriminator. The generator: each step.",
     lower_bound=1)  # fmt: skip
 SHOW_EVERY = flags.DEFINE_integer(
-    "show_every_steps", 200, "Steps between generated pictures. 0: off."
+    "show_every_steps", 200, "Steps between generated pictures, a multiple of --log_every_steps. 0: off."
 )
 
 NOISE_SIZE, NUM_SAMPLES = 64, 36

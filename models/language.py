@@ -34,7 +34,9 @@ FLAGS = (
     flags.DEFINE_float(
         "temperature", 0.7, "Sampling temperature. Values below 1 favour likely bytes; 0: greedy decoding."
     ),
-    flags.DEFINE_integer("show_every_steps", 200, "Steps between generated samples. 0: off."),
+    flags.DEFINE_integer(
+        "show_every_steps", 200, "Steps between generated samples, a multiple of --log_every_steps. 0: off."
+    ),
 )
 
 
@@ -111,12 +113,12 @@ class Language(ctl.Trainer):
     def after_loop(self, step, means):
         """Writes generated texts to TensorBoard."""
         if self.show_every_steps and step % self.show_every_steps == 0:
-            self.log("text", "\n\n".join(f"    {text!r}" for text in self.sample_texts()))
+            self.log("text", "\n\n".join(f"    {sample!r}" for sample in self.sample_texts()))
 
     def sample_texts(self):
         """Returns the continued text of each prompt."""
         texts = self.generate(tf.constant(self.prompts), self.length, self.temperature)
-        return [text.decode(errors="replace") for text in texts.numpy()]
+        return [sample.decode(errors="replace") for sample in texts.numpy()]
 
     def predict(self):
         """Yields each prompt with its continuation."""

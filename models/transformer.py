@@ -64,7 +64,8 @@ def sample_token(logits, temperature, seed):
 def continue_text(model, prompt, length, temperature, seed):
     """Returns a prompt, a string `[]`, continued by `length` bytes. Called while a graph is traced.
 
-    Each byte is predicted from the newest `context` bytes. The first byte follows a line break.
+    Each byte is predicted from the newest `context` bytes. A line break precedes the prompt,
+    so that an empty prompt works too.
     """
     context = model.input_shape[1]
     token_ids = tf.cast(tf.io.decode_raw(tf.strings.join(["\n", prompt]), tf.uint8), tf.int32)

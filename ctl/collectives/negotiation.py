@@ -12,7 +12,7 @@ from ctl.collectives.settings import Settings
 from ctl.collectives.table import Round, Table
 from ctl.collectives.timeline import Timeline
 
-_POLL_INTERVAL_SECS = 0.25  # messages may arrive a thousand times more often
+_POLL_INTERVAL_SECS = 0.25  # limits the checks, because messages arrive more often
 _HINT = (
     "Check that all ranks run the same number of steps and the same branches, and stop at the same time."
 )
@@ -137,7 +137,7 @@ class Negotiation:
             self._schedule_batch(batch)
 
     def check_stalls(self) -> None:
-        """Logs overdue collectives and deadlocks, and fails them after their timeouts."""
+        """Logs overdue collectives. Fails deadlocks, and collectives that exceed the timeout of stalls."""
         now_secs = time.monotonic()
         if now_secs - self._last_check_at < _POLL_INTERVAL_SECS:
             return

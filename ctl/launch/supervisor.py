@@ -4,7 +4,7 @@
                         log_dir=Path("logs"), settings=JobSettings(grace_secs=30.0))
 
 The allocation chooses the hosts, `ProcessGroup` starts and ends processes, `Monitor` decides when they
-end, and `RestartPolicy` decides on restarts. Call it from the main thread: signals are delivered there.
+end, and `RestartPolicy` decides on restarts. Call `run_job` from the main thread, which receives signals.
 """
 
 import contextlib
@@ -70,10 +70,10 @@ class JobSettings:
 def run_job(command: Sequence[str], *, allocation: Allocation, log_dir: Path, settings: JobSettings) -> int:
     """Runs `command` once per process until the job has ended. Returns its exit code.
 
-    The exit code is 0 if the chief ended with 0 and no other process failed before it; otherwise the
-    code of the first failure (128+n for signal n) of the last attempt, or 130 and 143 after a SIGINT or
-    SIGTERM to the launcher. If a process lost its port to another program, all processes are restarted
-    on other ports. Raises UsageError if no process could be started.
+    The exit code is 0 if the chief succeeded and no worker failed earlier, or later with a code up to 127;
+    otherwise the code of the first failure (128+n for signal n) of the last attempt, 134 if hosts are
+    missing, or 130 and 143 after a SIGINT or SIGTERM to the launcher. If a process lost its port to another
+    program, all processes are restarted on other ports. Raises UsageError if no process could be started.
     """
     with ForwardedSignals() as signals:
         return _Supervisor(command, allocation, log_dir, settings, signals).run()
@@ -124,7 +124,7 @@ class _Supervisor:
         raise AssertionError("the sequence of attempts has no end")
 
     def _allocate(self, shift: int = 0) -> Placement | int:
-        """Returns the placement of the next attempt, or an exit code if there are too few hosts."""
+        """Returns the placement of the next attempt, or an exit code: after a signal, or without hosts."""
         limit_secs, reported_message = self._settings.timeouts.startup, ""
         deadline_secs = time.monotonic() + (limit_secs or float("inf"))
         while True:
@@ -186,7 +186,9 @@ class _Supervisor:
                 group.end(server_secs, is_urgent=signals.is_repeated, only=outcome.stragglers)
                 outcome = monitor.wait()
             if self._find_port_clash(group, outcome):
-                grace_secs = 0.0  # no state to save yet, and TensorFlow would use all of it
+                grace_secs = (
+                    0.0  # no state to save yet, and TensorFlow would wait for the whole grace period
+                )
             elif outcome.stragglers or (outcome.cause and _has_lost_peers(outcome.cause)):
                 grace_secs = min(grace_secs, _LOST_PEER_GRACE_SECS)
             if group.running:
@@ -195,7 +197,7 @@ class _Supervisor:
                 )
             self._end_group(group, outcome, grace_secs)
             for task in placement.tasks:
-                self._heartbeats.read(task)  # a short lifetime may fit between two checks
+                self._heartbeats.read(task)  # a process may start and end between two polls
         except BaseException:
             group.end(0.0)
             raise

@@ -33,7 +33,7 @@ class Run:
     Attributes:
       batches: Training data.
       writers: Metric writers.
-      total: Number of steps to complete; None: until the data ends.
+      total: Step at which the run ends; None: at the end of the data.
       loop, observers, profiler: Training loop, its observers, and the one of `ctl profile`.
     """
 
@@ -80,11 +80,14 @@ class Run:
         self._metrics, self._means = dict[str, float](), dict[str, float]()
         self._best: BestWeights | None = None
         self._rates: list[tuple[int, float]] = []
-        self._rates_used: dict[str, float] = {}  # learning rates, before a hook may have changed them
+        self._rates_before_hook: dict[
+            str, float
+        ] = {}  # learning rates, before a hook may have changed them
         self._saved_at = self._evaluated_at = -1
         self._pending = NO_ACTION  # evaluation that a signal has prevented
         self._sentences: tuple[str, ...] = ()
-        self._wants_stop = self._interrupted = False  # by a callback; an evaluation, by a signal
+        self._wants_stop = False  # requested by a callback
+        self._evaluation_was_interrupted = False  # a signal has ended an evaluation
         self._in_pass = 0  # steps of the first pass over data of unknown length
         progress = self._checkpointing.progress
         self._restore(prepared.step, progress.loop_state, progress.metrics)
@@ -107,7 +110,7 @@ class Run:
         return RunResult(self._means, self._metrics, best_step, self._sentences, tuple(self._rates))
 
     def _after_loop(self, step: int, means: dict[str, float]) -> Any:
-        self._rates_used = run_metadata.learning_rates(self._prepared.task)
+        self._rates_before_hook = run_metadata.learning_rates(self._prepared.task)
         return self._prepared.task.methods["after_loop"](step, means)
 
     @property
@@ -141,43 +144,43 @@ class Run:
                 if data_end is not None:  # consumed data stay consumed, so the end is at an earlier step
                     data_end -= back.step - step
                     self.total = data_end if self.total is None else min(self.total, data_end)
-        self._finish(step, end, anything_new=step > first)
+        self._finish(step, end, has_trained=step > first)
         if (failure := self._failure) is not None:
             method = "after_loop" if self.loop.failure else self._callbacks.failed
             _log.error("%s failed at step %d; the run ends after a last save.", method, step)
             self.loop.take_failure()
             self._callbacks.take_failure()
             raise failure
-        return RunEnd.SIGNAL if self._interrupted else end
+        return RunEnd.SIGNAL if self._evaluation_was_interrupted else end
 
     def _train_from(self, step: int, interruption: signals.Interruption) -> tuple[int, RunEnd]:
         """Executes the due actions after each loop. Returns the last step and the reason of the end."""
-        if not self._interrupted:
+        if not self._evaluation_was_interrupted:
             _notify_begin(self._callbacks, step, self.total)
-        loops = self.loop.loops(step, self.total, interruption) if self._over() is None else ()
+        loops = self.loop.loops(step, self.total, interruption) if self._early_end() is None else ()
         for loop in loops:
             step = loop.step
             self._in_pass += loop.steps
-            nonfinite = self._found_nonfinite(loop)
+            nonfinite = self._must_roll_back_nonfinite(loop)
             if Action.LOG in loop.due and not nonfinite:
                 self._log(step)
             if Action.END_EPOCH in loop.due and not nonfinite:
                 self._end_epoch(step)
-            self._roll_back_if_asked(loop, nonfinite)
+            self._roll_back_if_requested(loop, nonfinite)
             if loop.end is not None:
                 self._pending = loop.due & _EVALUATION if loop.end is RunEnd.SIGNAL else NO_ACTION
                 return step, loop.end
             if self._failure is None:
                 self._save_and_evaluate(step, loop.due)
-            if loop.due and self._over() is None:
+            if loop.due and self._early_end() is None:
                 _notify_begin(self._callbacks, step, self.total)
-            if self._over() is not None:
+            if self._early_end() is not None:
                 break
-        return step, self._over() or RunEnd.DONE
+        return step, self._early_end() or RunEnd.DONE
 
-    def _over(self) -> RunEnd | None:
+    def _early_end(self) -> RunEnd | None:
         """Returns the reason why the run ends before its last step, or None."""
-        if self._interrupted:
+        if self._evaluation_was_interrupted:
             return RunEnd.SIGNAL
         return RunEnd.STOPPED if self._wants_stop or self._failure is not None else None
 
@@ -204,7 +207,7 @@ class Run:
         if Action.END_EPOCH in due:
             self._end_epoch(step)
         self._save_and_evaluate(step, due)
-        return self._over()
+        return self._early_end()
 
     def _save_and_evaluate(self, step: int, due: Action) -> None:
         evaluation_due = due & _EVALUATION
@@ -215,12 +218,12 @@ class Run:
         if evaluation_due:
             self._evaluate(step, evaluation_due)
 
-    def _finish(self, step: int, end: RunEnd, *, anything_new: bool) -> None:
-        """Logs, evaluates, except after a signal, and saves the last checkpoint of the run."""
+    def _finish(self, step: int, end: RunEnd, *, has_trained: bool) -> None:
+        """Saves the last checkpoint. Before, logs and evaluates unless a signal or error ended the run."""
         if end is not RunEnd.SIGNAL and self._failure is None:
             intervals, steps_per_epoch = self._options.intervals, self.batches.steps_per_epoch
             marks = intervals.due(step, steps_per_epoch)
-            if self._interval.steps and anything_new:  # a longer run continues this interval
+            if self._interval.steps and has_trained:  # a longer run continues this interval
                 self._log(step, clear=False, watched=Action.LOG in marks)
             if intervals.evaluate != Every():
                 first = intervals.evaluate.next_mark(0, steps_per_epoch)
@@ -229,14 +232,14 @@ class Run:
                 self._evaluate(step, Action.EVALUATE if is_due else _EVALUATION)
         self._save(step, self._pending)
 
-    def _found_nonfinite(self, loop: Loop) -> bool:
-        """Returns True if a step was left out as not finite, and the policy is to roll back."""
+    def _must_roll_back_nonfinite(self, loop: Loop) -> bool:
+        """Returns True if a step was skipped as not finite, and the policy is to roll back."""
         if not (self._rolls_back_on_nonfinite and loop.steps):
             return False
         self._interval.fetch(self._all_reduce.sum)
         return self._interval.means_since(loop.before).get(SKIPPED, 0.0) > 0.0
 
-    def _roll_back_if_asked(self, loop: Loop, nonfinite: bool) -> None:
+    def _roll_back_if_requested(self, loop: Loop, nonfinite: bool) -> None:
         """Raises RollBack if it is requested, unless the run stops."""
         is_requested = self._callbacks.take_roll_back
         if loop.end in (RunEnd.STOPPED, RunEnd.SIGNAL) or not (nonfinite or is_requested()):
@@ -264,7 +267,7 @@ class Run:
         values, per_step = dict(self._means), interval.num_examples() / max(1, interval.steps)
         if self.writers:
             rate = interval.steps_per_sec()
-            values |= self._rates_used or run_metadata.learning_rates(self._prepared.task)
+            values |= self._rates_before_hook or run_metadata.learning_rates(self._prepared.task)
             if rate is not None:
                 values |= {"steps_per_sec": rate, "examples_per_sec": rate * per_step}
                 self._rates.append((interval.timed_steps, interval.secs))
@@ -295,7 +298,7 @@ class Run:
                 )
                 self._metrics = dict(result.means)
         except Interrupted:
-            self._pending, self._interrupted = requested, True
+            self._pending, self._evaluation_was_interrupted = requested, True
             return
         if applies:
             self._wants_stop |= notify("on_metrics", step, step, self._metrics, "eval")
@@ -329,7 +332,7 @@ class Run:
             self.writers.note(Saved(step, path))
 
     def _state(self, pending: Action) -> dict[str, Any]:
-        """Returns the state for the manifest; docs/decisions/0021 describes its use."""
+        """Returns the state for the manifest: sums since the last log, pending actions, callbacks."""
         return {
             "interval": self._interval.state(),
             "pending": sorted(name for action, name in _NAME_IN_MANIFEST.items() if action in pending),

@@ -1,6 +1,6 @@
 """Barrier of the workers before TensorFlow connects them.
 
-    with startup_barrier.checked(cluster, facts, timeout_secs=600.0):
+    with startup_barrier.wait_for_workers(cluster, facts, timeout_secs=600.0):
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 TensorFlow's constructor waits without a timeout and without log messages, and holds the interpreter's

@@ -114,7 +114,7 @@ class Chief:
                 self._disconnect(worker)
 
     def _check_claim(self, claim: dict[str, Any]) -> ChannelRefusedError | None:
-        """Returns the error for an invalid worker, or None. Only an authenticated one can end the job."""
+        """Returns the error for an invalid worker, or None. It ends the job if the job has a secret."""
         rank, process, size = claim.get("rank"), claim.get("process"), self._cluster.num_workers
         is_known = type(rank) is int and 0 < rank < size
         if not (is_known and isinstance(process, str)):

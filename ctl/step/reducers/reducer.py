@@ -41,7 +41,9 @@ class ReducedGradients:
 
 
 class GradientReducer:
-    """Reduction of the gradients of replicas, and the state that it needs. Every default is a no-op.
+    """Reduction of the gradients of replicas, and the state that it needs.
+
+    Subclasses define `reduce`. The defaults of the other methods are no-ops.
 
     `reduce`, `after_updates` and `after_step` are called while a graph is traced, the other methods
     eagerly. All workers call each method at the same step.
