@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from conftest import some_of
-from saving_jobs import checkpoints, jobs, names, truncated_data, unbroken  # noqa: F401
+from saving_jobs import checkpoints, jobs, names, truncate_data, unbroken  # noqa: F401
 
 pytestmark = pytest.mark.workers
 
@@ -18,7 +18,7 @@ def flipped(path):
 
 # what is done to the directory, words of the warning
 DAMAGES = {
-    "truncated": (truncated_data, "state.data-00000-of-00001 has"),
+    "truncated": (truncate_data, "state.data-00000-of-00001 has"),
     "a bit flipped": (flipped, "state.data-00000-of-00001 does not have the checksum"),
     "index missing": (lambda p: (p / "state.index").unlink(), "state.index is missing"),
     "index empty": (lambda p: (p / "state.index").write_bytes(b""), "state.index has 0 bytes"),
@@ -61,7 +61,7 @@ def test_the_newest_one_damaged_is_passed_over_and_set_aside(jobs, unbroken, run
     assert f"Skipping the damaged checkpoint {newest}: " in done.output
     assert words in done.output
     newest = run / "checkpoints" / "ckpt-8"
-    truncated_data(newest)
+    truncate_data(newest)
     again = jobs(run)
     assert again.json["began"] == 6 and again.json["final"] == unbroken
     assert names(run / "checkpoints" / "damaged") == ["ckpt-6", "ckpt-8"]

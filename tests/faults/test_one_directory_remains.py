@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from saving_jobs import PROGRAM, checkpoints, names, truncated_data
+from saving_jobs import PROGRAM, checkpoints, names, truncate_data
 
 pytestmark = pytest.mark.workers
 TWO = ["--strategy=multi_worker", "--dropout=0"]
@@ -28,7 +28,7 @@ def test_what_k_workers_saved_n_workers_restore(run_program, tmp_path):
     assert mirrored.json["began"] == 4 and mirrored.json["restored"] == saved
     [alone] = run_program(1, [*arguments, "--strategy=one_device", "--dropout=0", "--steps=8"])
     assert alone.json["restored"] == mirrored.json["final"]
-    truncated_data(tmp_path / "checkpoints" / "ckpt-8")
+    truncate_data(tmp_path / "checkpoints" / "ckpt-8")
     results = run_program(2, [*arguments, *TWO, "--steps=8"])
     for result in results:
         assert result.json["began"] == 6

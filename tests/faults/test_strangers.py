@@ -14,7 +14,7 @@ from ctl.collectives import bootstrap, ranks
 from ctl.collectives.settings import Settings
 from hvd.elastic_jobs import ElasticJob
 from hvd.ranks import rank_environment
-from strangers import call, crowd
+from strangers import connect, crowd
 
 pytestmark = pytest.mark.workers
 
@@ -58,12 +58,12 @@ def started_amid_a_crowd(program, environs, port):
         started += [start(program, environ) for environ in environs]
         started[0].stdin.write("\n")
         started[0].stdin.flush()
-        while call(port) is None:
+        while connect(port) is None:
             assert started[0].poll() is None, started[0].communicate()
             time.sleep(0.05)
         with crowd(port, silent=1200):
             for _ in range(200):  # of them have been there before the other one comes
-                call(port)
+                connect(port)
             done = [process.communicate("\n", timeout=TIMEOUT_SECS) for process in started[::-1]]
     finally:
         for process in started:
@@ -97,15 +97,15 @@ def test_two_ranks_find_each_other_amid_strangers_and_listen_no_more():
     settings = Settings(start_timeout=TIMEOUT_SECS, secret=b"known to this job only")
     with ThreadPoolExecutor() as pool:
         first = pool.submit(bootstrap.connect_ranks, places[0], settings)
-        while call(port) is None:
+        while connect(port) is None:
             assert not first.done(), first.result()
             time.sleep(0.05)
         with crowd(port, silent=600):
             for _ in range(200):  # of them have been there before the other one comes
-                call(port)
+                connect(port)
             second = pool.submit(bootstrap.connect_ranks, places[1], settings).result(TIMEOUT_SECS)
             first = first.result(TIMEOUT_SECS)
-    assert call(port) is None
+    assert connect(port) is None
     second.peers[0].sendall(b"peer")
     second.control.sendall(b"control")
     assert first.peers[1].recv(8) == b"peer" and first.accepted[1].recv(8) == b"control"
