@@ -137,7 +137,7 @@ def test_a_rank_that_died_is_replaced_amid_strangers(tmp_path):
     with crowd(port, silent=600):
         job.die(5)
         job.go(8)  # the one that is left does them alone: the other comes a second later
-        job.wait(lambda: "group 3: 2 ranks" in job.said)
+        job.wait(lambda: "group 3: 2 ranks" in job.output)
         job.go(20)
         job.wait_for_step(20, 2)
         job.go(1000)
