@@ -18,11 +18,11 @@ def finals(results):
 
 
 def test_what_k_workers_saved_n_workers_restore(run_program, tmp_path):
-    """Two workers, then two replicas, then two workers of whom none may trust the newest one."""
+    """Two workers, then two replicas, then two workers that may not use the newest checkpoint."""
     arguments = [PROGRAM, str(tmp_path), "--twice"]
-    one, other = run_program(2, [*arguments, *TWO, "--steps=4"])
-    saved = one.json["final"]
-    assert finals([one, other]) == [saved, saved] and checkpoints(tmp_path) == [2, 4]
+    first, second = run_program(2, [*arguments, *TWO, "--steps=4"])
+    saved = first.json["final"]
+    assert finals([first, second]) == [saved, saved] and checkpoints(tmp_path) == [2, 4]
     assert any(n.startswith("optimizer/") for n in saved) and "seen/Variable" in saved
     [mirrored] = run_program(1, [*arguments, "--strategy=mirrored", "--dropout=0", "--steps=6"])
     assert mirrored.json["began"] == 4 and mirrored.json["restored"] == saved
