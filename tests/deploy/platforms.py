@@ -24,7 +24,7 @@ class Process:
 
 
 def vertex(program: list[str], directory: str) -> list[Process]:
-    """Custom training: CLUSTER_SPEC everywhere, and TF_CONFIG without the evaluator."""
+    """Returns processes of custom training: CLUSTER_SPEC in all, and TF_CONFIG without the evaluator."""
     pools = yaml.safe_load(manifest([
         "vertex", IMAGE, "--workers=2", "--evaluator", "--base_output=gs://my-bucket/job", "--", *program,
     ]))["workerPoolSpecs"]  # fmt: skip
@@ -54,7 +54,7 @@ def vertex(program: list[str], directory: str) -> list[Process]:
 
 
 def vertex_by_cluster_spec(program: list[str], directory: str) -> list[Process]:
-    """The same without TF_CONFIG."""
+    """Returns processes of custom training without TF_CONFIG."""
     processes = vertex(program, directory)
     for process in processes:
         del process.environ["TF_CONFIG"]
@@ -74,7 +74,7 @@ def _process(role: str, template: dict, **variables: str) -> Process:
 
 
 def kubernetes(program: list[str], directory: str) -> list[Process]:
-    """An indexed Job counts its pods; the evaluator's Job has one."""
+    """Returns pods of an indexed Job, and of the evaluator's Job with one pod."""
     processes = []
     for job in (d for d in _documents("job", program, directory) if d["kind"] == "Job"):
         spec = job["spec"]
@@ -86,7 +86,7 @@ def kubernetes(program: list[str], directory: str) -> list[Process]:
 
 
 def tfjob(program: list[str], directory: str) -> list[Process]:
-    """The training operator writes TF_CONFIG, with the evaluator in the cluster."""
+    """Returns pods of a TFJob. The training operator sets TF_CONFIG, with the evaluator in the cluster."""
     [job] = [d for d in _documents("tfjob", program, directory) if d["kind"] == "TFJob"]
     name, replicas = job["metadata"]["name"], job["spec"]["tfReplicaSpecs"]
     cluster = {
@@ -103,7 +103,7 @@ def tfjob(program: list[str], directory: str) -> list[Process]:
 
 
 def trainjob(program: list[str], directory: str) -> list[Process]:
-    """Kubeflow Trainer: the nodes are an indexed Job of its JobSet; the evaluator is a Job beside it."""
+    """Returns pods of a TrainJob: the nodes of an indexed Job, and the evaluator's separate Job."""
     documents = _documents("trainjob", program, directory)
     [job] = [d for d in documents if d["kind"] == "TrainJob"]
     trainer = job["spec"]["trainer"]

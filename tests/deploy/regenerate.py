@@ -1,4 +1,4 @@
-"""Writes golden/ anew: `python tests/deploy/regenerate.py`; then read the difference before keeping it."""
+"""Regeneration of golden/: run `python tests/deploy/regenerate.py`, then review the difference."""
 
 import contextlib
 import io

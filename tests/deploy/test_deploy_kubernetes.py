@@ -37,7 +37,7 @@ def of_kind(documents_of_case, document_kind, ending=""):
 
 
 def pod_templates(all_documents):
-    """Every pod template in the documents, also those inside a TFJob or a TrainingRuntime."""
+    """Yields every pod template in the documents, also those inside a TFJob or a TrainingRuntime."""
     for d in all_documents:
         if d["kind"] in ("Job", "Deployment"):
             yield d["spec"]["template"]
@@ -49,7 +49,7 @@ def pod_templates(all_documents):
 
 
 def labels_of_pods(all_documents):
-    """The labels of every pod there will be; those of a runtime that is there are its JobSet's."""
+    """Yields the labels of all future pods. Those of an existing runtime have its JobSet's labels."""
     yield from (t["metadata"]["labels"] for t in pod_templates(all_documents))
     for d in all_documents:
         if d["kind"] == "TrainJob" and d["spec"]["runtimeRef"]["kind"] == "ClusterTrainingRuntime":

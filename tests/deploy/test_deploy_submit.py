@@ -19,7 +19,7 @@ ALL = ["--workers=3", "--evaluator", "--spot", "--timeout=2h", "--label=team=vis
 
 
 class Service:
-    """Answers every POST with the job that came, and a name; keeps what came."""
+    """A server that answers every POST with the received job and a name, and records the requests."""
 
     REFUSAL = "quota of V100 exceeded.\nSee https://example.com/quota"
 
@@ -61,7 +61,7 @@ def service():
 
 @pytest.fixture
 def client(service, monkeypatch):
-    """Google's client, on the way to the stand-in; what `submit` makes when none is given."""
+    """Returns Google's client, connected to the simulated service. `submit` uses it by default."""
     from google.cloud.aiplatform_v1 import JobServiceClient  # late: it takes seconds
     from google.cloud.aiplatform_v1.services.job_service.transports.rest import JobServiceRestTransport
 

@@ -23,7 +23,7 @@ def make_job(capsys, *options, program=PROGRAM):
 
 
 def as_message(document):
-    """The document in the API's own classes: unknown fields, wrong types and words are errors."""
+    """Returns the document as an API message. Unknown fields, types or enum values are errors."""
     from google.cloud.aiplatform_v1 import types  # late: it takes seconds
 
     message_class = types.HyperparameterTuningJob if "studySpec" in document else types.CustomJobSpec

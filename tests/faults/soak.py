@@ -189,7 +189,7 @@ class Soak:
         return len(re.findall(r"^ctl launch: .*(?:failed|killed|ended|received)", self.text(), re.M))
 
     def resumed(self):
-        """(how often training was resumed, at which step the last time)."""
+        """Returns the number of resumptions and the step of the last one."""
         steps = re.findall(r"resuming at step (\d+)", self.text())
         return len(steps), int(steps[-1]) if steps else 0
 

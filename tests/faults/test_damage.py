@@ -34,7 +34,7 @@ DAMAGES = {
 
 @pytest.fixture(scope="module")
 def trained(jobs, tmp_path_factory):  # noqa: F811
-    """The directory of a run of 6 steps, with checkpoints 2, 4 and 6."""
+    """Returns the directory of a run of 6 steps, with checkpoints 2, 4 and 6."""
     directory = tmp_path_factory.mktemp("trained") / "run"
     assert jobs(directory, "--steps=6").code == 0
     return directory

@@ -61,7 +61,7 @@ def test_an_evaluator_beside_a_worker_has_its_numbers_and_ends_with_it(launched)
 
 @pytest.fixture
 def start(tmp_path, launched):
-    """start(model_dir) -> an evaluator of a directory with the checkpoints of that job."""
+    """Returns start(model_dir), which starts an evaluator of a copy of that job's checkpoints."""
     (tmp_path / "m").mkdir()
     os.symlink(launched[0] / "checkpoints", tmp_path / "m" / "checkpoints")
     started = []
@@ -81,7 +81,7 @@ def start(tmp_path, launched):
 
 
 def evaluator_beside_a_training(model_dir, begin):
-    """An evaluator, and after it a process that claims to train there."""
+    """Starts an evaluator, then a process that claims to train in the directory."""
     watching = begin([*MNIST, f"--model_dir={model_dir}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     training = begin(
         [sys.executable, "-c", HOLDS, str(model_dir / "LOCK"), "1"],

@@ -24,7 +24,7 @@ attempt = int(os.environ["CTL_ATTEMPT"])
 
 @pytest.fixture
 def ssh(job):
-    """Environment with the simulated ssh first on PATH. It records its arguments in job.dir/ssh."""
+    """Returns variables with a simulated ssh first on PATH. It records its arguments in job.dir/ssh."""
     binaries = job.dir / "bin"
     binaries.mkdir()
     program = binaries / "ssh"
@@ -220,7 +220,7 @@ def test_a_signal_ends_the_waiting_for_hosts(job, ssh):
 
 
 def networks():
-    """True where two network namespaces can be made."""
+    """Returns whether two network namespaces can be created."""
     if os.geteuid() != 0:
         return False
     name = f"ctl{os.getpid()}x"

@@ -1,4 +1,4 @@
-"""Promises 21 and 22: what some workers saved others restore, and only the chief's directory remains."""
+"""Promises 21 and 22: checkpoints do not depend on the number of workers; only one directory remains."""
 
 import filecmp
 import json

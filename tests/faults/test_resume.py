@@ -35,7 +35,7 @@ def trace(model_dir, run="train"):
 
 
 def slowly(command):
-    """The same job with a pause after each log, so that a signal comes long before the last step."""
+    """Returns the command with a pause after each log, so that a signal precedes the last step."""
     slow_command = [*command]
     at = slow_command.index("-m", slow_command.index("--") if "--" in slow_command else 0)
     slow_command[at : at + 2] = [str(PROGRAMS / "slow_logs.py"), slow_command[at + 1]]

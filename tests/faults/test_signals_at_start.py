@@ -19,7 +19,7 @@ SAID = "no step was under way."
 
 
 def alone() -> str:
-    """A TF_CONFIG of one worker: with it TensorFlow takes SIGTERM for itself."""
+    """Returns a TF_CONFIG of one worker, with which TensorFlow handles SIGTERM itself."""
     cluster = {"worker": [f"127.0.0.1:{free_ports(1)[0]}"]}
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
 

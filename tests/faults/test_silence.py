@@ -15,7 +15,7 @@ pytestmark = pytest.mark.workers
 
 @pytest.fixture
 def workers(tmp_path):
-    """workers(arguments) -> two processes of models.mnist that have begun to train, and their logs."""
+    """Returns workers(arguments) -> two training processes of models.mnist, and their logs."""
     started = []
 
     def start(*arguments):

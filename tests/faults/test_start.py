@@ -27,7 +27,7 @@ def start(tmp_path, index, addresses, command_line):
 
 
 def ends(started):
-    """(exit code, output) of each of the processes that `start` made."""
+    """Returns (exit code, output) of each process of `start`."""
     try:
         return [(p.wait(TIMEOUT_SECS), log.read_text()) for p, log in started]
     finally:

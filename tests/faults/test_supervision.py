@@ -131,7 +131,7 @@ def test_kills_at_the_start_and_crashes_before_the_first_sign_of_life(job):
 
 @pytest.fixture
 def group():
-    """A control group of 64 MiB; processes write their number into its cgroup.procs."""
+    """Creates a control group of 64 MiB. Processes join it through its cgroup.procs."""
     for root, limits in (
         ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")),
         ("/sys/fs/cgroup", ("memory.max", "memory.swap.max")),

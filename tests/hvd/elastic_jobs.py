@@ -67,7 +67,7 @@ class ElasticJob:
 
     @property
     def facts(self) -> list[dict]:
-        """The JSON lines of all processes, each with the number of its process."""
+        """The JSON lines of all processes, each with its process number."""
         return [{"number": int(m[1]), **json.loads(m[2])} for m in LINE.finditer(self.output)]
 
     def steps(self, step: int, size: int | None = None) -> list[dict]:

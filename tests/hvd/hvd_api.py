@@ -125,7 +125,7 @@ def _any_keyword(module, name):
 
 
 def table():
-    """The rows that need a note as a Markdown list; all others are the same as in Horovod."""
+    """Returns the rows with a note as a Markdown list. All other names behave as in Horovod."""
     notes = {}
     for module, name, _, status, note in ROWS:
         text = note if status == WORKS else f"{status}: {note}"

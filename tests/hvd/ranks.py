@@ -80,7 +80,7 @@ def run_ranks(
 
 
 def results(program: Path | str, np: int, *arguments: str, **options) -> list[dict]:
-    """`run_ranks` for programs that end well: the last JSON line that each rank printed."""
+    """Runs a program that must succeed on all ranks. Returns the last JSON line of each rank."""
     outputs = run_ranks(program, np, *arguments, **options)
     report = "\n".join(f"rank {i}: {code}\n{err[-3000:]}" for i, (code, _, err) in enumerate(outputs))
     assert [code for code, _, _ in outputs] == [0] * np, report

@@ -1,4 +1,4 @@
-"""The rules of the trade, kept and broken."""
+"""Valid and invalid uses of the helpers in `ctl.hvd.advice`."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from ctl.hvd import advice, process
 
 
 class FourRanks:
-    """An engine's place, for what asks no other rank anything."""
+    """A substitute for the engine in tests without communication."""
 
     def __init__(self, rank):
         self.ranks = build_ranks([f"host:{port}" for port in range(1, 5)], rank)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.workers
 
 @pytest.fixture
 def alone():
-    """A job of one rank, in this process."""
+    """Runs a test in a job of one rank in this process."""
     process.init()
     yield
     process.shutdown()

@@ -26,7 +26,7 @@ class Launcher:
         self.service = WorkerChannels("s3cret", "127.0.0.1")
 
     def wait_for(self, key):
-        """The next message of worker 7 with this key."""
+        """Returns the next message of worker 7 with this key."""
         over = threading.Event()
         for _ in range(6000):
             for worker, message in self.service.events():
@@ -207,7 +207,7 @@ def test_processes_begin_with_the_place_that_is_planned_for_them():
 
 
 def dial(address, secret, worker):
-    """A worker's connection to the launcher."""
+    """Opens a worker's connection to the launcher."""
     endpoint = Endpoint(secret, worker_channels.PURPOSE, worker_channels.IDENTITY)
     return JsonLines(connect(address, endpoint, {"worker": worker}))
 

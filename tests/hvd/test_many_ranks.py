@@ -1,4 +1,4 @@
-"""Eleven ranks and more do what two do: their order is that of numbers, not of words."""
+"""Eleven and more ranks behave as two ranks do: their order is numeric, not alphabetic."""
 
 import pytest
 from hvd.ranks import PROGRAMS, results

@@ -28,7 +28,7 @@ def tf_keras_runs():
 
 
 def equal(runs, case, count, tolerance=1e-6):
-    """All ranks have the same bits, and nearly the numbers of one process."""
+    """Checks that all ranks have the same bits, and approximately the values of one process."""
     results = [rank[case] for rank in runs[count]]
     assert len({f["bits"] for f in results}) == 1
     np.testing.assert_allclose(

@@ -182,7 +182,7 @@ class Passes(Linear):
 
 
 class ShortByHand(Short):
-    """Sums the errors without `average`."""
+    """A trainer that sums the errors without `average`."""
 
     def train_step(self, batch):
         with tf.GradientTape() as tape:

@@ -6,7 +6,7 @@ import ctl.hvd.keras as hvd
 import keras
 import numpy as np
 from ctl.errors import UsageError
-from measuring import Asked, comparable, examples, run, shared
+from measuring import RequestRecorder, comparable, examples, run, shared
 
 X, Y = examples()
 
@@ -41,7 +41,7 @@ def broadcast_after_the_first_batch():
     x, y = shared(X, Y)
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(hvd.size() - 1)
     before = comparable(model.get_weights())["bits"]
-    with Asked() as requests:
+    with RequestRecorder() as requests:
         model.fit(x, y, batch_size=4, epochs=1, verbose=0, callbacks=[callback])
     seeds = [v for v in model.variables if "seed_generator" in v.path]
     return {

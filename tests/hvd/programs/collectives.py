@@ -17,7 +17,7 @@ SIZES = [0, 1, 5, 40_000, 300_001]  # no algorithm; through rank 0; from rank to
 
 
 def everyone(make):
-    """`make(rank)` of all ranks."""
+    """Returns `make(rank)` of all ranks."""
     return [make(rank) for rank in range(hvd.size())]
 
 
@@ -40,7 +40,7 @@ def ways(call, *tensors):
 
 
 def ways_of_vectors(call, dtype):
-    """The ways of a call with one vector; all types but float32 have one graph for every size."""
+    """Returns the variants of a call with one vector. Only float32 uses a graph per size."""
     signature = None if dtype == "float32" else [tf.TensorSpec([None], dtype)]
     return {"eager": call, "function": tf.function(call, input_signature=signature)}
 

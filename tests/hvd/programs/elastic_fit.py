@@ -1,4 +1,4 @@
-"""Trains with `model.fit` in an elastic job; each step takes an eighth from the one weight.
+"""Training with `model.fit` in an elastic job. Each step subtracts an eighth from the single weight.
 
 python elastic_fit.py DIRECTORY STEPS
 

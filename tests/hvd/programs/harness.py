@@ -1,4 +1,4 @@
-"""Runs every `case_*` of a program on this rank sequentially and prints the outcomes."""
+"""Sequential execution of every `case_*` of a program on this rank, with its outcomes as JSON."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import ctl.hvd as hvd
 
 
 def run_cases(names):
-    """`names`: the globals of the program, in order of definition."""
+    """Runs the cases in `names`, the globals of the program in order of definition."""
     hvd.init()
     outcome_by_case = {}
     for name, case in list(names.items()):

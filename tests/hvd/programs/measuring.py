@@ -39,7 +39,7 @@ def comparable(variables):
     return {"numbers": flat.astype(float).tolist(), "bits": flat.tobytes().hex()}
 
 
-class Asked:
+class RequestRecorder:
     """Records the names of the collectives that this rank requests inside of the block."""
 
     def __enter__(self):

@@ -9,7 +9,7 @@ WAYS = {"eager": lambda f: f, "function": tf.function}
 
 
 def refused(error_type, call, *parts):
-    """Eagerly and in a function, with `parts` in the text; then a collective works again."""
+    """Checks an error eagerly and in a function. The next collective must work."""
     for way in WAYS.values():
         raised(error_type, way(call), *parts)
         assert hvd.allreduce(tf.constant(1.0), op=hvd.Sum) == hvd.size()

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 from ctl import hvd
-from measuring import Asked, comparable, examples, run, shared
+from measuring import RequestRecorder, comparable, examples, run, shared
 
 v1 = tf.compat.v1
 X, Y = examples()
@@ -28,7 +28,7 @@ def eager_tf1_optimizer():
 
 
 def graph_of(optimizer, **options):
-    """([weights, global step] after a train step, placeholders, optimizer) of a linear model."""
+    """Returns [weights, global step] after a train step, placeholders and optimizer of a linear model."""
     x = v1.placeholder(tf.float32, [None, 5])
     y = v1.placeholder(tf.float32, [None, 3])
     weights = v1.get_variable("w", initializer=np.ones((5, 3), "float32") * (hvd.rank() + 1))
@@ -72,7 +72,7 @@ def several_passes():
             session.run(broadcast)
             before = np.ones((5, 3), "float32")
             for _ in range(4):
-                with Asked() as requests:
+                with RequestRecorder() as requests:
                     weights, steps = session.run(after, {x: X[:4], y: Y[:4]})
                 changed.append(not np.array_equal(before, weights))
                 asked_for.append(len(requests.gradients()))

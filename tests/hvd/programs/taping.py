@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 from ctl import hvd
 from ctl.hvd.errors import RefusedError
-from measuring import Asked, batches, comparable, examples, run
+from measuring import RequestRecorder, batches, comparable, examples, run
 
 X, Y = examples()
 
@@ -22,7 +22,7 @@ def trained(wrap, in_function):
         optimizer.apply(gradients, model.trainable_variables)
 
     chosen = tf.function(step) if in_function else step
-    with Asked() as requests:
+    with RequestRecorder() as requests:
         for x, y in batches(X, Y):
             chosen(x, y)
     return {**comparable(model.get_weights()), "asked": requests.names}
@@ -111,7 +111,7 @@ def generic_names():
     x = tf.Variable(1.0)
     with tf.GradientTape() as tape:
         y = x * 2.0
-    with Asked() as requests:
+    with RequestRecorder() as requests:
         hvd.DistributedGradientTape(tape).gradient(y, [x], use_generic_names=True)
     return requests.names
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from ctl.hvd import process
 from ctl.hvd.errors import RefusedError
-from measuring import Asked, batches, comparable, examples, run, shared
+from measuring import RequestRecorder, batches, comparable, examples, run, shared
 
 X, Y = examples()
 
@@ -68,7 +68,7 @@ def loop(optimizer, steps=4, **options):
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-    with Asked() as requests:
+    with RequestRecorder() as requests:
         for x, y in batches(X, Y)[:steps]:
             step(x, y)
     return model, optimizer, requests
@@ -233,7 +233,7 @@ def saved_and_loaded():
 
 
 def exchanged(model):
-    with Asked() as requests:
+    with RequestRecorder() as requests:
         model.train_on_batch(X, Y)
     return requests
 
@@ -245,7 +245,7 @@ def copies_are_distributed_too():
         copy.deepcopy(optimizer),
         pickle.loads(pickle.dumps(optimizer)),
     ]
-    with Asked() as requests:
+    with RequestRecorder() as requests:
         for each in copies:
             each.apply([tf.constant([1.0])], [keras.Variable([0.0])])
     return {

@@ -5,7 +5,7 @@ import tempfile
 import ctl.hvd.keras as hvd
 import tensorflow as tf
 import tf_keras
-from measuring import Asked, batches, comparable, examples, run, shared
+from measuring import RequestRecorder, batches, comparable, examples, run, shared
 
 X, Y = examples()
 legacy = tf_keras.optimizers.legacy
@@ -23,7 +23,7 @@ def fitted(optimizer):
     model.compile(hvd.DistributedOptimizer(optimizer), "mse")
     x, y = shared(X, Y)
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
-    with Asked() as requests:
+    with RequestRecorder() as requests:
         model.fit(
             x, y, batch_size=12 // hvd.size(), shuffle=False, epochs=2, verbose=0, callbacks=callbacks
         )
@@ -49,7 +49,7 @@ def looped(optimizer, **options):
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-    with Asked() as requests:
+    with RequestRecorder() as requests:
         for x, y in batches(X, Y):
             step(x, y)
     return {
@@ -88,7 +88,7 @@ def saved_and_loaded():
         "rate": float(loaded.optimizer.learning_rate.numpy()),
         "iterations": int(loaded.optimizer.iterations),
     }
-    with Asked() as requests:
+    with RequestRecorder() as requests:
         loaded.train_on_batch(X, Y)
     return {**results, "exchanges": len(requests.gradients())}
 
