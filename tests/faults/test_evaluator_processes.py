@@ -61,7 +61,7 @@ def test_an_evaluator_beside_a_worker_has_its_numbers_and_ends_with_it(launched)
 
 @pytest.fixture
 def start(tmp_path, launched):
-    """Returns start(model_dir), which starts an evaluator of a copy of that job's checkpoints."""
+    """Yields a model_dir with that job's checkpoints, and a function that starts an evaluator."""
     (tmp_path / "m").mkdir()
     os.symlink(launched[0] / "checkpoints", tmp_path / "m" / "checkpoints")
     started = []
