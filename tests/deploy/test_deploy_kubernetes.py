@@ -49,7 +49,7 @@ def pod_templates(all_documents):
 
 
 def labels_of_pods(all_documents):
-    """Yields the labels of all future pods. Those of an existing runtime have its JobSet's labels."""
+    """Yields the labels of all future pods. Pods of an existing runtime have its JobSet's labels."""
     yield from (t["metadata"]["labels"] for t in pod_templates(all_documents))
     for d in all_documents:
         if d["kind"] == "TrainJob" and d["spec"]["runtimeRef"]["kind"] == "ClusterTrainingRuntime":
