@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ctl import testing
-from example_models import imported
+from example_models import import_model
 from small_models import every_step
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-cartpole = imported("cartpole")
+cartpole = import_model("cartpole")
 CartPole, next_state, is_upright = cartpole.CartPole, cartpole.next_state, cartpole.is_upright
-Gan = imported("gan").Gan
-Mnist = imported("mnist").Mnist
+Gan = import_model("gan").Gan
+Mnist = import_model("mnist").Mnist
 
 SILENT = {"writers": [], "intervals": every_step(log=ctl.Every())}
 

@@ -11,14 +11,14 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT, some_of
 from ctl import testing
-from example_models import imported
+from example_models import import_model
 from gallery_models import CASES, SMALL, Language, PreciseResNet, Recommender, ResNet, SimClr, losses
 from small_models import every_step
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from models.data import images, tastes, text
 
-resnet = imported("resnet")
+resnet = import_model("resnet")
 
 
 @functools.cache

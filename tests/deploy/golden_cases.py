@@ -1,4 +1,4 @@
-"""The lines whose manifests are kept in golden/, by the name of the file."""
+"""Arguments of `ctl deploy` for the manifests in golden/, by file name."""
 
 IMAGE = "--image=us-central1-docker.pkg.dev/my-project/flower-app/flowers:1"
 DATA = "--data_dir=/gcs/my-bucket/flower_photos"

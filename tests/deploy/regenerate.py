@@ -1,4 +1,4 @@
-"""Writes golden/ anew: `python tests/deploy/regenerate.py`; then read the difference before keeping it."""
+"""Regeneration of golden/: run `python tests/deploy/regenerate.py`, then review the difference."""
 
 import contextlib
 import io
@@ -10,11 +10,11 @@ from golden_cases import CASES
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def manifest(words: list[str]) -> str:
-    """What `ctl deploy` prints for these words."""
+def manifest(arguments: list[str]) -> str:
+    """Returns the output of `ctl deploy` for these arguments."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = cli.main(["deploy", *words])
+        code = cli.main(["deploy", *arguments])
     assert code == 0, err.getvalue()
     return out.getvalue()
 
@@ -22,5 +22,5 @@ def manifest(words: list[str]) -> str:
 if __name__ == "__main__":
     for stale in GOLDEN.iterdir():
         stale.unlink()
-    for name, words in CASES.items():
-        (GOLDEN / name).write_text(manifest(words), encoding="utf-8")
+    for name, arguments in CASES.items():
+        (GOLDEN / name).write_text(manifest(arguments), encoding="utf-8")

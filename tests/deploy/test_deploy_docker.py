@@ -1,4 +1,4 @@
-"""`ctl deploy docker`: the files, what is refused, and a Dockerfile whose steps are done here."""
+"""`ctl deploy docker`: the files, the rejected options, and a Dockerfile that is executed locally."""
 
 import os
 import shlex
@@ -21,15 +21,15 @@ IMAGE = "us-central1-docker.pkg.dev/my-project/flower-app/flowers:1"
 
 @pytest.fixture
 def codelab(tmp_path):
-    """What a user of the codelab has: trainer/task.py, here with a wheel of ctl."""
+    """The files of a codelab user: trainer/task.py and, here, a wheel of ctl."""
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "task.py").write_text("print('flowers')\n")
     (tmp_path / WHEEL).touch()
     return tmp_path
 
 
-def deploy(capsys, *words):
-    code = cli.main(["deploy", "docker", *map(str, words)])
+def deploy(capsys, *arguments):
+    code = cli.main(["deploy", "docker", *map(str, arguments)])
     return code, capsys.readouterr()
 
 
@@ -39,16 +39,16 @@ def run(capsys, directory, *options, program=("python", "-m", "trainer.task")):
 
 def refused(capsys, directory, *options, program=("python", "-m", "trainer.task")):
     before = sorted(directory.iterdir())
-    code, said = run(capsys, directory, *options, program=program)
-    assert code == 2 and said.out == "" and sorted(directory.iterdir()) == before
-    assert said.err.startswith("ctl deploy docker: ") and said.err.count("\n") == 1
-    return said.err
+    code, captured = run(capsys, directory, *options, program=program)
+    assert code == 2 and captured.out == "" and sorted(directory.iterdir()) == before
+    assert captured.err.startswith("ctl deploy docker: ") and captured.err.count("\n") == 1
+    return captured.err
 
 
 def test_the_codelab_s_directory_needs_three_commands(codelab, capsys):
-    code, said = run(capsys, codelab, f"--image={IMAGE}")
-    assert code == 0 and said.err == ""
-    assert said.out.splitlines()[-4:] == [
+    code, captured = run(capsys, codelab, f"--image={IMAGE}")
+    assert code == 0 and captured.err == ""
+    assert captured.out.splitlines()[-4:] == [
         "next:",
         "  gcloud auth configure-docker us-central1-docker.pkg.dev",
         f"  docker build --platform=linux/amd64 --tag={IMAGE} {codelab}",
@@ -56,7 +56,7 @@ def test_the_codelab_s_directory_needs_three_commands(codelab, capsys):
     ]
     steps = parse((codelab / "Dockerfile").read_text())
     assert exec_form(steps[-1]) == ["python", "-m", "trainer.task"]
-    assert [s.rest for s in steps if s.word == "COPY"] == [
+    assert [s.arguments for s in steps if s.keyword == "COPY"] == [
         f"{WHEEL} /opt/{WHEEL}", "trainer /app/trainer",
     ]  # fmt: skip
     assert (codelab / ".dockerignore").read_text().splitlines()[1:4] == ["*", f"!{WHEEL}", "!trainer"]
@@ -79,9 +79,9 @@ def test_every_variant_passes_the_rules(codelab, capsys, options):
 
 
 def test_the_rules_see_what_is_wrong():
-    good = "FROM a:1\nRUN pip install --no-cache-dir tensorflow==2\n"
-    good += "COPY t /app/t\nUSER 1:1\nENTRYPOINT []\n"
-    assert problems(good) == []
+    valid_text = "FROM a:1\nRUN pip install --no-cache-dir tensorflow==2\n"
+    valid_text += "COPY t /app/t\nUSER 1:1\nENTRYPOINT []\n"
+    assert problems(valid_text) == []
     for old, new in [
         ("a:1", "a"), ("a:1", "a:latest"), ("==2", ""), ("--no-cache-dir ", ""), ("USER 1:1\n", ""),
         ("1:1", "0:0"), ("1:1", "trainer"), ("ENTRYPOINT []", "ENTRYPOINT python t"),
@@ -89,7 +89,7 @@ def test_the_rules_see_what_is_wrong():
         ("COPY t /app/t\nUSER 1:1", "USER 1:1\nCOPY t /app/t"),
         ("RUN pip", "RUN apt-get install git\nRUN pip"), ("FROM a:1", "FROM a:1\nWORKDIR app"),
     ]:  # fmt: skip
-        assert problems(good.replace(old, new)), (old, new)
+        assert problems(valid_text.replace(old, new)), (old, new)
 
 
 def test_the_header_writes_the_same_files_again(codelab, capsys):
@@ -100,8 +100,8 @@ def test_the_header_writes_the_same_files_again(codelab, capsys):
     assert line.startswith("# ctl deploy docker ") and f"--ctl={WHEEL}" in line
     for name in first:
         (codelab / name).unlink()
-    words = shlex.split(line[2:])[3:]
-    assert deploy(capsys, f"--output={codelab}", *words)[0] == 0
+    arguments = shlex.split(line[2:])[3:]
+    assert deploy(capsys, f"--output={codelab}", *arguments)[0] == 0
     assert {n: (codelab / n).read_bytes() for n in first} == first
 
 
@@ -142,8 +142,8 @@ def test_a_file_of_one_s_own_is_not_overwritten(codelab, capsys):
 ])  # fmt: skip
 def test_a_mistake_is_one_sentence_and_writes_nothing(codelab, capsys, options, program, message):
     program = program or ["python", "-m", "trainer.task"]
-    said = refused(capsys, codelab, *options, program=program)
-    assert message in said and "hush" not in said
+    message_of_error = refused(capsys, codelab, *options, program=program)
+    assert message in message_of_error and "hush" not in message_of_error
 
 
 def test_a_wheel_at_a_url_is_fetched_by_pip_and_not_copied(codelab, capsys):
@@ -160,7 +160,7 @@ def test_without_a_wheel_of_ctl_the_package_of_another_project_is_not_taken(code
 
 
 def test_the_image_runs_python_as_its_first_process_and_gets_sigterm(tmp_path, capsys):
-    """Exec form, no shell: what a container's number 1 would get arrives at Python's handler."""
+    """Exec form, without a shell: a signal to process 1 of a container reaches Python's handler."""
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "task.py").write_text(
         "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
@@ -168,8 +168,8 @@ def test_the_image_runs_python_as_its_first_process_and_gets_sigterm(tmp_path, c
     )
     assert run(capsys, tmp_path, "--ctl=none")[0] == 0
     text = (tmp_path / "Dockerfile").read_text()
-    words = exec_form(parse(text)[-1])
-    process = subprocess.Popen([sys.executable, *words[1:]], cwd=tmp_path, stdout=subprocess.PIPE)
+    command = exec_form(parse(text)[-1])
+    process = subprocess.Popen([sys.executable, *command[1:]], cwd=tmp_path, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 143
@@ -177,7 +177,7 @@ def test_the_image_runs_python_as_its_first_process_and_gets_sigterm(tmp_path, c
 
 @pytest.mark.slow
 def test_the_steps_of_the_dockerfile_make_an_environment_that_trains(tmp_path, capsys):
-    """Does what the Dockerfile says, without a container: a new environment, copies, three steps."""
+    """Executes the Dockerfile without a container: a new environment, copies and three steps."""
     context, root = tmp_path / "context", tmp_path / "root"
     context.mkdir()
     for name in (*project.SOURCE_TREE, "models"):
@@ -185,27 +185,27 @@ def test_the_steps_of_the_dockerfile_make_an_environment_that_trains(tmp_path, c
         (shutil.copytree if source.is_dir() else shutil.copy)(source, context / name)
     assert run(capsys, context, "--slim", program=["python", "-m", "models.mnist"])[0] == 0
     venv.create(root / "venv", with_pip=True)
-    done, workdir = [], root
+    executed, workdir = [], root
     for step in parse((context / "Dockerfile").read_text()):
-        done.append(step.word)
-        if step.word == "WORKDIR":
-            workdir = root / step.rest.lstrip("/")
+        executed.append(step.keyword)
+        if step.keyword == "WORKDIR":
+            workdir = root / step.arguments.lstrip("/")
             workdir.mkdir(parents=True)
-        elif step.word == "COPY":
-            *sources, target = step.rest.split()
-            place = root / target.lstrip("/")
+        elif step.keyword == "COPY":
+            *sources, target = step.arguments.split()
+            target_path = root / target.lstrip("/")
             for name in sources:
-                copy(context / name, place / name if target.endswith("/") else place)
-        elif step.word == "RUN" and step.rest.startswith("pip "):
-            there = step.rest.replace("/opt/", f"{root}/opt/")
+                copy(context / name, target_path / name if target.endswith("/") else target_path)
+        elif step.keyword == "RUN" and step.arguments.startswith("pip "):
+            there = step.arguments.replace("/opt/", f"{root}/opt/")
             call(["sh", "-c", there], root, PATH=f"{root}/venv/bin:{os.environ['PATH']}")
-    assert {"WORKDIR", "COPY", "RUN", "ENTRYPOINT"} <= set(done)
+    assert {"WORKDIR", "COPY", "RUN", "ENTRYPOINT"} <= set(executed)
     assert not list(root.glob("venv/lib/*/site-packages/tensorflow/include"))
     entry = exec_form(parse((context / "Dockerfile").read_text())[-1])
-    said = call(
+    output = call(
         [root / "venv/bin/python", *entry[1:], "--train_steps=3", "--num_virtual_devices=0"], workdir
     )
-    assert "3" in said
+    assert "3" in output
     assert "usage:" in call([root / "venv/bin/python", *entry[1:], "--help"], workdir)
     slurm = ["-m", "ctl", "deploy", "slurm", "--", "python", "train.py"]
     assert "#SBATCH" in call([root / "venv/bin/python", *slurm], workdir)  # templates are installed
@@ -216,11 +216,11 @@ def copy(source: Path, target: Path) -> None:
     (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
 
 
-def call(words, cwd, **more) -> str:
+def call(command, cwd, **variables) -> str:
     clean = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(
-        list(map(str, words)), cwd=cwd, env={**clean, **more}, timeout=900, check=False,
+    result = subprocess.run(
+        list(map(str, command)), cwd=cwd, env={**clean, **variables}, timeout=900, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:]
-    return done.stdout
+    assert result.returncode == 0, result.stdout[-3000:]
+    return result.stdout

@@ -1,4 +1,4 @@
-"""What docs/deploy/ says: its lines run, its excerpts are in what they print, its refusals are refused."""
+"""Pages of docs/deploy/: their lines run, their excerpts are printed, and their refused options fail."""
 
 import re
 import shlex
@@ -12,13 +12,13 @@ from regenerate import manifest
 PAGES = {name: (ROOT / "docs" / "deploy" / f"{name}.md").read_text("utf-8")
          for name in ("docker", "vertex", "kubernetes", "slurm")}  # fmt: skip
 BASE = {
-    "vertex": lambda given: [*([] if "--base_output" in given else [OUTPUT]), *PROGRAM],
+    "vertex": lambda options: [*([] if "--base_output" in options else [OUTPUT]), *PROGRAM],
     "kubernetes": lambda _: SHARED,
 }
 
 
 def lines(page):
-    """The words of every `ctl deploy` line of a page, without where they are written to."""
+    """Yields the arguments of every `ctl deploy` line of a page, without --output."""
     for block in re.findall(r"^```sh\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE):
         for line in block.replace("\\\n", " ").splitlines():
             if line.startswith("ctl deploy "):
@@ -26,7 +26,7 @@ def lines(page):
 
 
 def refused(page):
-    """(options, message) of each item of the list of what is refused."""
+    """Returns (options, message) of each item of the list of refused options."""
     below = PAGES[page].split("\n## Refused options\n")[1].split("\n## ")[0]
     return re.findall(r"^- `([^`]+)`: (.+)$", below, re.MULTILINE)
 
@@ -37,15 +37,15 @@ def test_the_lines_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     (tmp_path / "trainer" / "task.py").touch()
     (tmp_path / "tf_ctl-0.1.0-py3-none-any.whl").touch()
     monkeypatch.chdir(tmp_path)
-    found = list(lines(page))
-    assert found
-    for words in found:
-        assert cli.main(["deploy", *words]) == 0, capsys.readouterr().err
+    command_lines = list(lines(page))
+    assert command_lines
+    for arguments in command_lines:
+        assert cli.main(["deploy", *arguments]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", ["vertex", "kubernetes"])
 def test_an_excerpt_is_part_of_what_a_line_prints(page):
-    printed = [manifest(words) for words in lines(page) if words[0] == page]
+    printed = [manifest(arguments) for arguments in lines(page) if arguments[0] == page]
     blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
     assert blocks
     for block in blocks:
@@ -57,14 +57,14 @@ def test_an_excerpt_is_part_of_what_a_line_prints(page):
 ])  # fmt: skip
 def test_what_a_page_says_is_refused_is_refused(page, options, message, capsys):
     image = [] if "--image" in options else [IMAGE]
-    words = [page, *image, *shlex.split(options), *BASE[page](options)]
-    assert cli.main(["deploy", *words]) == 2
+    arguments = [page, *image, *shlex.split(options), *BASE[page](options)]
+    assert cli.main(["deploy", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_names_every_option(page, capsys):
     assert cli.main(["deploy", page, "--help"]) == 0
-    known = set(re.findall(r"^  (--[a-z_]+)", capsys.readouterr().out, re.MULTILINE))
+    options = set(re.findall(r"^  (--[a-z_]+)", capsys.readouterr().out, re.MULTILINE))
     text = re.sub(r"^```.*?^```$", "", PAGES[page], flags=re.DOTALL | re.MULTILINE)
-    assert known - {"--output", "--force"} <= set(re.findall(r"--[a-z_]+", text))
+    assert options - {"--output", "--force"} <= set(re.findall(r"--[a-z_]+", text))

@@ -23,18 +23,22 @@ def documents(name):
     return list(yaml.safe_load_all(text))
 
 
-def made(*options, program=SHARED):
+def make_documents(*options, program=SHARED):
     return list(yaml.safe_load_all(manifest(["kubernetes", IMAGE, *options, *program])))
 
 
-def of_kind(found, kind, ending=""):
-    [one] = [d for d in found if d["kind"] == kind and d["metadata"]["name"].endswith(ending)]
-    return one
+def of_kind(documents_of_case, document_kind, ending=""):
+    [document] = [
+        d
+        for d in documents_of_case
+        if d["kind"] == document_kind and d["metadata"]["name"].endswith(ending)
+    ]
+    return document
 
 
-def pod_templates(found):
-    """Every pod template in the documents, also those inside a TFJob or a TrainingRuntime."""
-    for d in found:
+def pod_templates(all_documents):
+    """Yields every pod template in the documents, also those inside a TFJob or a TrainingRuntime."""
+    for d in all_documents:
         if d["kind"] in ("Job", "Deployment"):
             yield d["spec"]["template"]
         elif d["kind"] == "TFJob":
@@ -44,10 +48,10 @@ def pod_templates(found):
             yield job["template"]["spec"]["template"]
 
 
-def labels_of_pods(found):
-    """The labels of every pod there will be; those of a runtime that is there are its JobSet's."""
-    yield from (t["metadata"]["labels"] for t in pod_templates(found))
-    for d in found:
+def labels_of_pods(all_documents):
+    """Yields the labels of all future pods. Pods of an existing runtime have its JobSet's labels."""
+    yield from (t["metadata"]["labels"] for t in pod_templates(all_documents))
+    for d in all_documents:
         if d["kind"] == "TrainJob" and d["spec"]["runtimeRef"]["kind"] == "ClusterTrainingRuntime":
             yield {
                 "jobset.sigs.k8s.io/jobset-name": d["metadata"]["name"],
@@ -56,9 +60,9 @@ def labels_of_pods(found):
 
 
 def chooses(selector, labels):
-    asked = [(e["key"], e["values"]) for e in selector.get("matchExpressions", [])]
+    expressions = [(e["key"], e["values"]) for e in selector.get("matchExpressions", [])]
     return selector["matchLabels"].items() <= labels.items() and all(
-        labels.get(key) in values for key, values in asked
+        labels.get(key) in values for key, values in expressions
     )
 
 
@@ -81,19 +85,19 @@ def test_the_schemas_see_mistakes():
         ([*TEMPLATE, "restartPolicies"], "Never"), ([*TEMPLATE, "securityContext", "runAsUser"], "1000"),
     ]:  # fmt: skip
         job = of_kind(documents("kubernetes_workers.yaml"), "Job")
-        place = job
+        node = job
         for key in path[:-1]:
-            place = place[key]
-        place[path[-1]] = value
+            node = node[key]
+        node[path[-1]] = value
         with pytest.raises(kubernetes_validate.ValidationError):
             kubernetes_validate.validate(job, "1.33", strict=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_container_is_confined_and_nothing_is_open_to_the_outside(name):
-    found = documents(name)
-    assert list(pod_templates(found))
-    for template in pod_templates(found):
+    manifests_of_case = documents(name)
+    assert list(pod_templates(manifests_of_case))
+    for template in pod_templates(manifests_of_case):
         spec = template["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -102,15 +106,15 @@ def test_every_container_is_confined_and_nothing_is_open_to_the_outside(name):
         for container in spec["containers"]:
             confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
             assert container["securityContext"] == confined
-    for service in (d for d in found if d["kind"] == "Service"):
+    for service in (d for d in manifests_of_case if d["kind"] == "Service"):
         assert service["spec"].get("type", "ClusterIP") == "ClusterIP"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pod_is_under_a_policy_and_every_selector_finds_pods(name):
-    found = documents(name)
-    pods = list(labels_of_pods(found))
-    policies = [d["spec"] for d in found if d["kind"] == "NetworkPolicy"]
+    manifests_of_case = documents(name)
+    pods = list(labels_of_pods(manifests_of_case))
+    policies = [d["spec"] for d in manifests_of_case if d["kind"] == "NetworkPolicy"]
     assert pods and policies
     for labels in pods:
         assert sum(chooses(p["podSelector"], labels) for p in policies) == 1
@@ -120,7 +124,7 @@ def test_every_pod_is_under_a_policy_and_every_selector_finds_pods(name):
             assert rule["from"]
             for peer in rule["from"]:
                 assert any(chooses(peer["podSelector"], labels) for labels in pods)
-    for service in (d for d in found if d["kind"] == "Service"):
+    for service in (d for d in manifests_of_case if d["kind"] == "Service"):
         assert any(service["spec"]["selector"].items() <= labels.items() for labels in pods)
 
 
@@ -135,8 +139,8 @@ def test_what_is_mounted_is_a_volume_and_names_are_labels(name):
 
 
 def test_pods_are_told_all_addresses_in_order_and_find_their_index_themselves():
-    found = made("--workers=3", "--storage=1Gi")
-    job, service = of_kind(found, "Job"), of_kind(found, "Service")
+    objects = make_documents("--workers=3", "--storage=1Gi")
+    job, service = of_kind(objects, "Job"), of_kind(objects, "Service")
     [container] = job["spec"]["template"]["spec"]["containers"]
     hosts = "flowers-0.flowers:2222,flowers-1.flowers:2222,flowers-2.flowers:2222"
     assert container["env"] == [{"name": "CTL_WORKERS", "value": hosts}]
@@ -146,24 +150,24 @@ def test_pods_are_told_all_addresses_in_order_and_find_their_index_themselves():
 
 
 def test_in_a_namespace_addresses_name_it():
-    job = of_kind(made("--workers=2", "--namespace=ml", "--storage=1Gi"), "Job")
+    job = of_kind(make_documents("--workers=2", "--namespace=ml", "--storage=1Gi"), "Job")
     [container] = job["spec"]["template"]["spec"]["containers"]
     hosts = "flowers-0.flowers.ml.svc:2222,flowers-1.flowers.ml.svc:2222"
     assert container["env"] == [{"name": "CTL_WORKERS", "value": hosts}]
 
 
 def test_an_evaluator_is_a_job_of_its_own_that_the_workers_know_of():
-    found = made("--workers=2", "--evaluator", "--storage=1Gi", "--gpus=1")
-    workers = of_kind(found, "Job", "flowers")["spec"]["template"]["spec"]["containers"][0]
+    objects = make_documents("--workers=2", "--evaluator", "--storage=1Gi", "--gpus=1")
+    workers = of_kind(objects, "Job", "flowers")["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "CTL_EVALUATOR", "value": "1"} in workers["env"]
-    beside = of_kind(found, "Job", "-evaluator")["spec"]["template"]["spec"]["containers"][0]
-    [config] = [json.loads(e["value"]) for e in beside["env"] if e["name"] == "TF_CONFIG"]
+    evaluator = of_kind(objects, "Job", "-evaluator")["spec"]["template"]["spec"]["containers"][0]
+    [config] = [json.loads(e["value"]) for e in evaluator["env"] if e["name"] == "TF_CONFIG"]
     assert config == {
         "cluster": {"worker": ["flowers-0.flowers:2222", "flowers-1.flowers:2222"]},
         "task": {"type": "evaluator", "index": 0},
     }
     assert workers["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert "nvidia.com/gpu" not in beside["resources"]["limits"]
+    assert "nvidia.com/gpu" not in evaluator["resources"]["limits"]
 
 
 @pytest.mark.parametrize("flavor", ["job", "tfjob", "trainjob"])
@@ -171,52 +175,58 @@ def test_a_selector_of_nodes_with_gpus_never_comes_without_their_toleration(flav
     options = [f"--flavor={flavor}", "--workers=2", "--evaluator", "--tensorboard", "--storage=1Gi",
                *(["--ps=1"] if flavor == "tfjob" else [])]  # fmt: skip
     pool = "--node_selector=cloud.google.com/gke-accelerator=nvidia-tesla-t4"
-    specs = [t["spec"] for t in pod_templates(made(*options, "--gpus=1", pool))]
+    specs = [t["spec"] for t in pod_templates(make_documents(*options, "--gpus=1", pool))]
     placed = [("nodeSelector" in s, "tolerations" in s) for s in specs]
     assert set(placed) == {(True, True), (False, False)}
-    without = [t["spec"] for t in pod_templates(made(*options, "--node_selector=zone=a"))]
+    without = [t["spec"] for t in pod_templates(make_documents(*options, "--node_selector=zone=a"))]
     assert all(s["nodeSelector"] == {"zone": "a"} and "tolerations" not in s for s in without)
 
 
 def test_one_pod_needs_no_service_and_no_peers():
-    found = made("--storage=1Gi")
-    assert [d["kind"] for d in found] == ["PersistentVolumeClaim", "NetworkPolicy", "Job"]
-    spec = of_kind(found, "Job")["spec"]
+    objects = make_documents("--storage=1Gi")
+    assert [d["kind"] for d in objects] == ["PersistentVolumeClaim", "NetworkPolicy", "Job"]
+    spec = of_kind(objects, "Job")["spec"]
     assert "completionMode" not in spec and "env" not in spec["template"]["spec"]["containers"][0]
-    assert of_kind(found, "NetworkPolicy")["spec"]["ingress"] == []
+    assert of_kind(objects, "NetworkPolicy")["spec"]["ingress"] == []
 
 
 @pytest.mark.parametrize(("workers", "restarts"), [(2, 3), (4, 5), (3, 0)])
 def test_the_limits_allow_so_many_restarts_of_all_pods(workers, restarts):
     options = [f"--workers={workers}", f"--max_restarts={restarts}", "--storage=1Gi"]
-    spec = of_kind(made(*options), "Job")["spec"]
+    spec = of_kind(make_documents(*options), "Job")["spec"]
     assert spec["backoffLimit"] == workers * restarts and spec["backoffLimitPerIndex"] == restarts
     assert spec["maxFailedIndexes"] == 0 and spec["parallelism"] == spec["completions"] == workers
     assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
 
 
 def test_exit_codes_that_no_restart_helps_end_the_job_and_others_do_not():
-    rules = of_kind(made("--workers=2", "--storage=1Gi"), "Job")["spec"]["podFailurePolicy"]["rules"]
+    rules = of_kind(make_documents("--workers=2", "--storage=1Gi"), "Job")["spec"]["podFailurePolicy"][
+        "rules"
+    ]
     assert [r["action"] for r in rules] == ["Ignore", "Ignore", "FailJob"]
     saved, codes = (rule["onExitCodes"]["values"] for rule in rules[1:])
-    assert saved == [errors.EXIT_PREEMPTED]  # saved together with a pod whose node was drained
+    assert saved == [
+        errors.EXIT_PREEMPTED
+    ]  # saved by all processes together with the pod on the drained node
     assert codes == [errors.EXIT_FAILED, errors.EXIT_USAGE]
 
 
 def test_peers_may_use_two_ports_and_with_gpus_all():
     ports = [
-        of_kind(made("--workers=2", "--storage=1Gi", g), "NetworkPolicy")["spec"]["ingress"][0].get("ports")
+        of_kind(make_documents("--workers=2", "--storage=1Gi", g), "NetworkPolicy")["spec"]["ingress"][
+            0
+        ].get("ports")
         for g in ("--gpus=0", "--gpus=1")
     ]
     assert ports == [[{"protocol": "TCP", "port": 2222, "endPort": 2223}], None]
 
 
 def test_a_new_volume_is_for_one_node_only_where_one_pod_uses_it():
-    assert of_kind(made("--storage=1Gi"), "PersistentVolumeClaim")["spec"]["accessModes"] == [
+    assert of_kind(make_documents("--storage=1Gi"), "PersistentVolumeClaim")["spec"]["accessModes"] == [
         "ReadWriteOnce"
     ]
-    for more in ("--workers=2", "--evaluator", "--tensorboard"):
-        claim = of_kind(made("--storage=1Gi", more), "PersistentVolumeClaim")
+    for option in ("--workers=2", "--evaluator", "--tensorboard"):
+        claim = of_kind(make_documents("--storage=1Gi", option), "PersistentVolumeClaim")
         assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
@@ -228,7 +238,7 @@ def test_a_tfjob_is_as_its_operator_expects(name):
     assert job["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
     replicas = job["spec"]["tfReplicaSpecs"]
     assert set(replicas) <= {"Chief", "Worker", "PS", "Evaluator"} and replicas["Chief"]["replicas"] == 1
-    for kind, replica in replicas.items():
+    for replica_type, replica in replicas.items():
         assert set(replica) == {"replicas", "restartPolicy", "template"}
         assert replica["restartPolicy"] == "ExitCode" and replica["replicas"] >= 1
         template = replica["template"]
@@ -238,7 +248,7 @@ def test_a_tfjob_is_as_its_operator_expects(name):
         assert container["ports"] == [{"name": "tfjob-port", "containerPort": 2222}]
         assert not any(e["name"] in ("TF_CONFIG", "CTL_WORKERS") for e in container.get("env", []))
         assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (
-            name == "tfjob_workers.yaml" and kind in ("Chief", "Worker")
+            name == "tfjob_workers.yaml" and replica_type in ("Chief", "Worker")
         )
 
 
@@ -250,14 +260,14 @@ def test_kubeflow_trainer_s_models_keep_every_field(name):
              "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime}  # fmt: skip
     checked = [d for d in documents(name) if d["kind"] in kinds]
     assert checked
-    for document in checked:  # what they do not know they drop
+    for document in checked:  # unknown fields are dropped
         back = kinds[document["kind"]].from_dict(document).to_dict()
         assert json.loads(json.dumps(back)) == document
 
 
 def test_a_trainjob_s_pods_have_the_names_of_its_jobset():
-    found = made("--flavor=trainjob", "--workers=2", "--storage=1Gi", "--gpus=1")
-    job, runtime = of_kind(found, "TrainJob"), of_kind(found, "TrainingRuntime")
+    objects = make_documents("--flavor=trainjob", "--workers=2", "--storage=1Gi", "--gpus=1")
+    job, runtime = of_kind(objects, "TrainJob"), of_kind(objects, "TrainingRuntime")
     hosts = "flowers-node-0-0.flowers:2222,flowers-node-0-1.flowers:2222"
     assert job["spec"]["trainer"]["env"] == [{"name": "CTL_WORKERS", "value": hosts}]
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"] == "flowers"
@@ -275,9 +285,9 @@ def test_what_to_type_next_follows_the_flavor(capsys):
     for flavor, chief in [("job", "job-completion-index=0"), ("tfjob", "replica-type=chief")]:
         options = [f"--flavor={flavor}", "--workers=2", "--storage=1Gi", "--tensorboard"]
         assert cli.main(["deploy", "kubernetes", IMAGE, *options, "--namespace=ml", *SHARED]) == 0
-        said = capsys.readouterr().err
-        assert "  kubectl apply --namespace=ml --filename=job.yaml\n" in said and chief in said
-        assert "kubectl port-forward --namespace=ml service/flowers-tensorboard 6006:6006" in said
+        message = capsys.readouterr().err
+        assert "  kubectl apply --namespace=ml --filename=job.yaml\n" in message and chief in message
+        assert "kubectl port-forward --namespace=ml service/flowers-tensorboard 6006:6006" in message
 
 
 def test_it_is_said_that_deleting_by_file_deletes_the_volume(capsys):
@@ -290,21 +300,21 @@ def test_it_is_said_that_deleting_by_file_deletes_the_volume(capsys):
 def test_the_command_that_ends_all_names_every_kind_but_the_volume(flavor, capsys):
     options = [f"--flavor={flavor}", "--workers=2", "--evaluator", "--tensorboard", "--namespace=ml"]
     assert cli.main(["deploy", "kubernetes", IMAGE, *options, "--storage=1Gi", *SHARED]) == 0
-    said = capsys.readouterr()
-    [words] = re.findall("note: to delete all objects: `(.*)`", said.err)
-    kinds, *more = words.removeprefix("kubectl delete ").split()
-    found = list(yaml.safe_load_all(said.out))
-    assert set(kinds.split(",")) == {d["kind"].lower() for d in found} - {"persistentvolumeclaim"}
-    assert more == ["--namespace=ml", "--selector=app.kubernetes.io/instance=flowers"]
-    assert all(d["metadata"]["labels"]["app.kubernetes.io/instance"] == "flowers" for d in found)
+    captured = capsys.readouterr()
+    [command] = re.findall("note: to delete all objects: `(.*)`", captured.err)
+    kinds, *options_of_command = command.removeprefix("kubectl delete ").split()
+    objects = list(yaml.safe_load_all(captured.out))
+    assert set(kinds.split(",")) == {d["kind"].lower() for d in objects} - {"persistentvolumeclaim"}
+    assert options_of_command == ["--namespace=ml", "--selector=app.kubernetes.io/instance=flowers"]
+    assert all(d["metadata"]["labels"]["app.kubernetes.io/instance"] == "flowers" for d in objects)
 
 
 def test_with_a_runtime_that_is_there_its_pods_are_found_by_their_jobset(capsys):
     options = ["--flavor=trainjob", "--runtime=plain", "--workers=2"]
     program = ["--", "python", "-m", "t", "--model_dir=gs://b/f"]
     assert cli.main(["deploy", "kubernetes", IMAGE, *options, *program]) == 0
-    said = capsys.readouterr()
-    [pod] = labels_of_pods(list(yaml.safe_load_all(said.out)))
+    captured = capsys.readouterr()
+    [pod] = labels_of_pods(list(yaml.safe_load_all(captured.out)))
     pod["batch.kubernetes.io/job-completion-index"] = "0"
-    for selector in re.findall("kubectl (?:get|logs).* --selector=([^ ]+)", said.err):
+    for selector in re.findall("kubectl (?:get|logs).* --selector=([^ ]+)", captured.err):
         assert dict(pair.split("=") for pair in selector.split(",")).items() <= pod.items()

@@ -1,4 +1,4 @@
-"""What `ctl deploy kubernetes` refuses or warns of: one sentence each."""
+"""Errors and warnings of `ctl deploy kubernetes`, one sentence each."""
 
 import pytest
 from ctl import cli
@@ -58,10 +58,10 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, 
     path = tmp_path / "job.yaml"
     image = [] if any(o.startswith("--image") for o in options) else [IMAGE]
     code = cli.main(["deploy", "kubernetes", *image, *options, f"--output={path}", *SHARED])
-    said = capsys.readouterr()
-    assert code == 2 and said.out == "" and not path.exists()
-    assert said.err.startswith("ctl deploy kubernetes: ") and said.err.count("\n") == 1
-    assert message in said.err and "abc" not in said.err
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == "" and not path.exists()
+    assert captured.err.startswith("ctl deploy kubernetes: ") and captured.err.count("\n") == 1
+    assert message in captured.err and "abc" not in captured.err
 
 
 @pytest.mark.parametrize(("options", "flags", "message"), [
@@ -71,8 +71,8 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, 
     ([], ["--api_key=abc"], "use --env_from_secret=NAME=secret:key"),
 ])  # fmt: skip
 def test_the_program_s_flags_are_looked_at(options, flags, message, capsys):
-    words = ["deploy", "kubernetes", IMAGE, *options, "--", "python", "-m", "trainer.task", *flags]
-    assert cli.main(words) == 2
+    arguments = ["deploy", "kubernetes", IMAGE, *options, "--", "python", "-m", "trainer.task", *flags]
+    assert cli.main(arguments) == 2
     assert message in capsys.readouterr().err
 
 
@@ -91,10 +91,10 @@ def test_the_program_s_flags_are_looked_at(options, flags, message, capsys):
     (["--workers=2"], ["--model_dir=gs://b/f"], None),
 ])  # fmt: skip
 def test_what_looks_wrong_is_a_warning(options, flags, warning, capsys):
-    words = ["deploy", "kubernetes", IMAGE, *options, "--", "python", "-m", "trainer.task", *flags]
-    assert cli.main(words) == 0
-    said = capsys.readouterr().err
-    assert (warning in said) if warning else ("warning" not in said)
+    arguments = ["deploy", "kubernetes", IMAGE, *options, "--", "python", "-m", "trainer.task", *flags]
+    assert cli.main(arguments) == 0
+    messages = capsys.readouterr().err
+    assert (warning in messages) if warning else ("warning" not in messages)
 
 
 @pytest.mark.parametrize("pair", ["CTL_OBJECT_STORES=/shared", "CTL_PORT=3333"])
@@ -104,8 +104,8 @@ def test_variables_that_are_the_same_in_all_processes_are_let_through(pair, caps
 
 
 def test_what_must_be_there_first_stands_in_the_file(capsys):
-    words = ["--claim=data", "--env_from_secret=HF_TOKEN=hugging-face:token", *SHARED]
-    assert cli.main(["deploy", "kubernetes", IMAGE, *words]) == 0
+    arguments = ["--claim=data", "--env_from_secret=HF_TOKEN=hugging-face:token", *SHARED]
+    assert cli.main(["deploy", "kubernetes", IMAGE, *arguments]) == 0
     text = capsys.readouterr().out
     assert "#   PersistentVolumeClaim data, writable by all nodes\n" in text
     assert "#   Secret hugging-face with the key token\n" in text

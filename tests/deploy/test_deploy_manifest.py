@@ -1,4 +1,4 @@
-"""Words that come are the words that are read back, whatever they look like."""
+"""Arguments that are read back unchanged from a manifest, for any content."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from golden_cases import IMAGE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from regenerate import manifest
-from test_deploy_kubernetes import made, pod_templates
+from test_deploy_kubernetes import make_documents, pod_templates
 
 WORDS = st.text(min_size=1).filter(str.isprintable)
 NUMBERS = st.from_regex(r"\A[-+]?(0[xob])?[0-9_]*\.?[0-9]+([eE][-+]?[0-9]+)?\Z")
@@ -51,27 +51,27 @@ def test_any_value_of_a_variable_comes_through_the_command(value):
     assert container["env"] == [{"name": "A", "value": value}]
 
 
-def expanded(text, known):
-    """What Kubernetes makes of a word: `$(NAME)` is a variable's value, `$$` a `$`."""
-    return re.sub(r"\$(?:(\$)|\(([^)]*)\))", lambda m: m[1] or known.get(m[2], m[0]), text)
+def expanded(text, variables):
+    """Expands a string as Kubernetes does: `$(NAME)` is a variable's value, `$$` is `$`."""
+    return re.sub(r"\$(?:(\$)|\(([^)]*)\))", lambda m: m[1] or variables.get(m[2], m[0]), text)
 
 
 @pytest.mark.parametrize("flavor", ["job", "tfjob", "trainjob"])
 @given(st.text("$()A b", max_size=12))
 @settings(max_examples=15, deadline=None)
-def test_every_word_comes_through_what_kubernetes_makes_of_it(flavor, word):
-    options = ["--env=A=1", f"--env=B={word}", "--tensorboard", "--evaluator", "--storage=1Gi"]
-    program = ["--", "sh", f"x{word}", f"--model_dir=/shared/f{word}"]
-    found = made(f"--flavor={flavor}", *options, program=program)
-    containers = [t["spec"]["containers"][0] for t in pod_templates(found)]
-    containers += [d["spec"]["trainer"] for d in found if d["kind"] == "TrainJob"]
+def test_every_word_comes_through_what_kubernetes_makes_of_it(flavor, argument):
+    options = ["--env=A=1", f"--env=B={argument}", "--tensorboard", "--evaluator", "--storage=1Gi"]
+    program = ["--", "sh", f"x{argument}", f"--model_dir=/shared/f{argument}"]
+    objects = make_documents(f"--flavor={flavor}", *options, program=program)
+    containers = [t["spec"]["containers"][0] for t in pod_templates(objects)]
+    containers += [d["spec"]["trainer"] for d in objects if d["kind"] == "TrainJob"]
     arrived = set()
     for container in containers:
-        known = {e["name"]: e["value"] for e in container.get("env", [])}
-        words = [*container.get("command", []), *container.get("args", []), *known.values()]
-        arrived |= {expanded(w, {**known, "b": "2"}) for w in words}
-    assert {f"x{word}", word, f"--model_dir=/shared/f{word}"} <= arrived
-    assert f"--logdir=/shared/f{word}/logs" in arrived
+        variables = {e["name"]: e["value"] for e in container.get("env", [])}
+        arguments = [*container.get("command", []), *container.get("args", []), *variables.values()]
+        arrived |= {expanded(w, {**variables, "b": "2"}) for w in arguments}
+    assert {f"x{argument}", argument, f"--model_dir=/shared/f{argument}"} <= arrived
+    assert f"--logdir=/shared/f{argument}/logs" in arrived
 
 
 @given(st.lists(st.text(max_size=12), max_size=8))
@@ -99,7 +99,7 @@ def test_names_of_secrets():
 
 
 @pytest.mark.parametrize("platform", ["docker", "vertex", "kubernetes", "slurm"])
-@pytest.mark.parametrize(("words", "program"), [
+@pytest.mark.parametrize(("options", "program"), [
     (["--label=token=ghp_HUSH"], []), (["--label", "password=HUSH"], []),
     (["--name=sk-HUSH0123456789abcd"], []),
     (["--api_key=HUSH"], []), (["--nonsense=HUSH"], []), (["--env=A=HUSH\nB"], []),
@@ -107,12 +107,12 @@ def test_names_of_secrets():
     ([], ["--a=eyJHUSH0123.eyJHUSH0123.HUSH0123"]), ([], ["--bearer", "HUSH"]),
     (["--env=A=DefaultEndpointsProtocol=https;AccountKey=HUSH"], []), (["--env=TOKEN_V2=HUSH"], []),
 ])  # fmt: skip
-def test_a_secret_is_refused_wherever_it_stands_and_is_not_repeated(platform, words, program, capsys):
+def test_a_secret_is_refused_wherever_it_stands_and_is_not_repeated(platform, options, program, capsys):
     image = [] if platform in ("docker", "slurm") else [IMAGE]
-    line = ["deploy", platform, *image, *words, "--", "python", "-m", "t", *program]
+    line = ["deploy", platform, *image, *options, "--", "python", "-m", "t", *program]
     assert cli.main(line) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and "HUSH" not in said.err
+    captured = capsys.readouterr()
+    assert captured.out == "" and "HUSH" not in captured.err
 
 
 @pytest.mark.parametrize("line", [
@@ -185,12 +185,12 @@ def test_what_is_none_is_left_out_with_what_it_leaves_empty(template):
     assert manifests.fill_documents(name, {"x": 0, "y": 1})[0]["a"] == {"b": {"c": 0}, "d": [0, {"e": 0}]}
 
 
-@pytest.mark.parametrize(("outer", "inner", "kept"), [
+@pytest.mark.parametrize(("outer", "inner", "expected"), [
     (True, True, "abd"), (True, False, "acd"), (False, True, "de"), (False, False, "de"),
 ])  # fmt: skip
-def test_blocks_of_a_template_follow_their_conditions(template, outer, inner, kept):
+def test_blocks_of_a_template_follow_their_conditions(template, outer, inner, expected):
     name = template("#if outer\na\n  #if inner\nb\n  #else\nc\n  #end\nd\n#else\nd\ne\n#end\n")
-    assert manifests.fill_text(name, {"outer": outer, "inner": inner}).replace("\n", "") == kept
+    assert manifests.fill_text(name, {"outer": outer, "inner": inner}).replace("\n", "") == expected
 
 
 def test_a_value_that_is_not_known_is_an_error(template):

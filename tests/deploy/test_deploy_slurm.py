@@ -1,4 +1,4 @@
-"""The batch script: what it asks Slurm for, and what it does when tasks end, run with a stand-in srun."""
+"""The batch script: its Slurm options, and its behaviour at the end of tasks with a simulated srun."""
 
 import json
 import os
@@ -17,11 +17,11 @@ from fake_slurm import pids_of_tasks
 PROGRAM = ["--", "python", "-m", "trainer.task", "--model_dir=/shared/run"]
 
 
-def made(capsys, *words, code=0):
-    """What `ctl deploy slurm` printed: the script, and the words for a person."""
-    assert command.main(["slurm", *words]) == code
-    found = capsys.readouterr()
-    return found.out, found.err
+def make_script(capsys, *arguments, code=0):
+    """Returns the output of `ctl deploy slurm`: the script and the messages."""
+    assert command.main(["slurm", *arguments]) == code
+    captured = capsys.readouterr()
+    return captured.out, captured.err
 
 
 def directives(script):
@@ -29,45 +29,45 @@ def directives(script):
 
 
 def test_a_task_on_each_machine_has_all_its_gpus(capsys):
-    script, said = made(capsys, "--nodes=3", "--gpus_per_node=4", "--cpus_per_task=8", *PROGRAM)
-    asked = directives(script)
-    for word in ("nodes=3", "ntasks-per-node=1", "gpus-per-node=4", "cpus-per-task=8", "requeue",
+    script, message = make_script(capsys, "--nodes=3", "--gpus_per_node=4", "--cpus_per_task=8", *PROGRAM)
+    requested = directives(script)
+    for directive in ("nodes=3", "ntasks-per-node=1", "gpus-per-node=4", "cpus-per-task=8", "requeue",
                  "open-mode=append", "signal=B:USR1@120"):  # fmt: skip
-        assert word in asked
-    assert "gpus-per-task=1" not in asked
-    assert "no --time" in said and "sbatch train.sbatch" in said
+        assert directive in requested
+    assert "gpus-per-task=1" not in requested
+    assert "no --time" in message and "sbatch train.sbatch" in message
 
 
 def test_a_step_gets_the_cpus_that_the_job_asked_for(capsys):
     """Since Slurm 22.05 srun does not take them from sbatch."""
-    script, _ = made(capsys, "--cpus_per_task=8", *PROGRAM)
+    script, _ = make_script(capsys, "--cpus_per_task=8", *PROGRAM)
     assert "\n  srun --export=ALL --kill-on-bad-exit=1 --distribution=block --cpus-per-task=8 " in script
 
 
 def test_a_task_for_each_gpu(capsys):
-    script, _ = made(capsys, "--nodes=2", "--gpus_per_node=4", "--task_per=gpu", *PROGRAM)
-    asked = directives(script)
-    assert {"ntasks-per-node=4", "gpus-per-task=1"} <= set(asked) and "gpus-per-node=4" not in asked
+    script, _ = make_script(capsys, "--nodes=2", "--gpus_per_node=4", "--task_per=gpu", *PROGRAM)
+    requested = directives(script)
+    assert {"ntasks-per-node=4", "gpus-per-task=1"} <= set(requested) and "gpus-per-node=4" not in requested
 
 
 def test_what_comes_before_the_program(capsys):
-    script, _ = made(
+    script, _ = make_script(
         capsys, "--module=cuda/12.4", "--module=python", "--venv=/shared/venv", "--env=A=b c", *PROGRAM
     )
     lines = script.splitlines()
     order = ["export A='b c'", "module load cuda/12.4", "module load python",
              "source /shared/venv/bin/activate || exit 2", "set -u"]  # fmt: skip
     assert [lines.index(line) for line in order] == sorted(lines.index(line) for line in order)
-    script, _ = made(capsys, "--gpus_per_node=1", "--image=/shared/a.sif", *PROGRAM)
+    script, _ = make_script(capsys, "--gpus_per_node=1", "--image=/shared/a.sif", *PROGRAM)
     assert "apptainer exec --nv /shared/a.sif python -m trainer.task" in script
 
 
 def test_without_a_model_dir_a_warning_says_what_is_lost(capsys):
-    assert "a requeued job starts at step 0" in made(capsys, "--", "python", "t.py")[1]
-    assert "starts at step 0" not in made(capsys, *PROGRAM)[1]
+    assert "a requeued job starts at step 0" in make_script(capsys, "--", "python", "t.py")[1]
+    assert "starts at step 0" not in make_script(capsys, *PROGRAM)[1]
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
+@pytest.mark.parametrize(("options", "sentence"), [
     (["--task_per=gpu"], "add --gpus_per_node=N"),
     (["--time=90"], "expected e.g. 04:00:00"),
     (["--time=00:75:00"], "is not a time limit"),
@@ -84,50 +84,50 @@ def test_without_a_model_dir_a_warning_says_what_is_lost(capsys):
     (["--env=TF_CONFIG={}"], "set by the platform"),
     (["--tasks=2"], "is not an option of `ctl deploy slurm`"),
 ])  # fmt: skip
-def test_what_cannot_be_is_one_sentence_and_2(capsys, tmp_path, words, sentence):
+def test_what_cannot_be_is_one_sentence_and_2(capsys, tmp_path, options, sentence):
     file = tmp_path / "job"
-    out, said = made(capsys, *words, f"--output={file}", *PROGRAM, code=2)
-    assert sentence in said and not out and not file.exists() and len(said.splitlines()) == 1
+    out, message = make_script(capsys, *options, f"--output={file}", *PROGRAM, code=2)
+    assert sentence in message and not out and not file.exists() and len(message.splitlines()) == 1
 
 
 class Cluster:
-    """One machine with a stand-in for Slurm, and a script on it."""
+    """A machine with a simulated Slurm and a batch script."""
 
-    def __init__(self, place, program, tasks=2, *words):
-        self.place = place
-        (place / "bin").mkdir()
+    def __init__(self, directory, program, tasks=2, *arguments):
+        self.directory = directory
+        (directory / "bin").mkdir()
         for name in ("srun", "scancel", "scontrol"):
             text = (PROGRAMS / "fake_slurm.py").read_text()
-            (place / "bin" / name).write_text(processes.python_script(text))
-            (place / "bin" / name).chmod(0o755)
-        self.script = place / "job.sbatch"
-        words = [f"--output={self.script}", *words, "--", *program]
-        assert command.main(["slurm", *words]) == 0
+            (directory / "bin" / name).write_text(processes.python_script(text))
+            (directory / "bin" / name).chmod(0o755)
+        self.script = directory / "job.sbatch"
+        arguments = [f"--output={self.script}", *arguments, "--", *program]
+        assert command.main(["slurm", *arguments]) == 0
         checked = subprocess.run(["bash", "-n", self.script], capture_output=True, check=False)
         assert (checked.returncode, checked.stderr) == (0, b"")
         self.env = environment(
-            FAKE_SLURM=str(place), FAKE_TASKS=str(tasks), SLURM_JOB_ID="77",
-            SLURM_SUBMIT_DIR=str(place), PATH=f"{place / 'bin'}:{os.environ['PATH']}",
+            FAKE_SLURM=str(directory), FAKE_TASKS=str(tasks), SLURM_JOB_ID="77",
+            SLURM_SUBMIT_DIR=str(directory), PATH=f"{directory / 'bin'}:{os.environ['PATH']}",
         )  # fmt: skip
 
-    def start(self, **more):
+    def start(self, **variables):
         return subprocess.Popen(
-            ["bash", self.script], env=self.env | more, cwd=ROOT, text=True, stdout=subprocess.PIPE,
+            ["bash", self.script], env=self.env | variables, cwd=ROOT, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def run(self, **more):
-        process = self.start(**more)
+    def run(self, **variables):
+        process = self.start(**variables)
         output, _ = process.communicate(timeout=240)
         return process.returncode, output
 
     def calls(self, name):
-        lines = (self.place / "calls").read_text().splitlines()
-        return [words[1:] for words in map(json.loads, lines) if words[0] == name]
+        lines = (self.directory / "calls").read_text().splitlines()
+        return [arguments[1:] for arguments in map(json.loads, lines) if arguments[0] == name]
 
 
 def counting(tmp_path, *codes):
-    """A program whose first task ends with these codes, one a start; the others with 0."""
+    """Returns a program. Its first task ends with these codes, one per start; other tasks end with 0."""
     file = tmp_path / "starts"
     return [
         "bash", "-c",
@@ -139,8 +139,8 @@ def counting(tmp_path, *codes):
 def test_a_job_that_is_done_is_done(tmp_path):
     cluster = Cluster(tmp_path, counting(tmp_path, 0))
     assert cluster.run()[0] == 0
-    [words] = cluster.calls("srun")
-    assert words[:3] == ["--export=ALL", "--kill-on-bad-exit=1", "--distribution=block"]
+    [arguments] = cluster.calls("srun")
+    assert arguments[:3] == ["--export=ALL", "--kill-on-bad-exit=1", "--distribution=block"]
     assert not cluster.calls("scontrol")
 
 
@@ -190,8 +190,8 @@ def test_a_long_attempt_is_progress_where_checkpoints_cannot_be_seen(tmp_path, m
 @pytest.mark.parametrize("code", [1, 2, 127])
 def test_an_error_that_comes_again_is_not_tried_again(tmp_path, code):
     cluster = Cluster(tmp_path, counting(tmp_path, code))
-    done, output = cluster.run()
-    assert done == code and len(cluster.calls("srun")) == 1
+    exit_code, output = cluster.run()
+    assert exit_code == code and len(cluster.calls("srun")) == 1
     assert f"ended with {code}" in output
     assert not list(tmp_path.glob(".ctl-job*"))
 
@@ -317,8 +317,8 @@ def test_a_code_that_comes_after_sigterm_is_not_final(tmp_path):
 
 def test_a_task_that_fails_before_others_begin_is_no_dead_machine(tmp_path):
     cluster = without_pauses(Cluster(tmp_path, counting(tmp_path, 134, 134), 2, "--max_restarts=1"))
-    late = '[ "$SLURM_PROCID" = 0 ] || sleep 100\nstopped_by=\n'  # until it is ended
-    cluster.script.write_text(cluster.script.read_text().replace("stopped_by=\n", late))
+    delayed_task = '[ "$SLURM_PROCID" = 0 ] || sleep 100\nstopped_by=\n'  # until it is ended
+    cluster.script.write_text(cluster.script.read_text().replace("stopped_by=\n", delayed_task))
     code, output = cluster.run()
     assert code == 134 and "could not start" not in output and "task 0: 134, srun: 143" in output
 
@@ -367,29 +367,29 @@ def test_the_number_of_an_array_task_is_part_of_the_program(capsys, tmp_path):
     assert "sbatch --array=0-2" in capsys.readouterr().out
     array = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}
     assert cluster.run(**array)[0] == 0
-    words = (tmp_path / "words").read_text().splitlines()
-    assert words == ["--model_dir=/a b/run-3", "3x$HOME", "$SLURM_ARRAY_TASK_IDS"]
+    arguments = (tmp_path / "words").read_text().splitlines()
+    assert arguments == ["--model_dir=/a b/run-3", "3x$HOME", "$SLURM_ARRAY_TASK_IDS"]
     code, output = cluster.run()
     assert code == 2 and "sbatch --array=0-2" in output
 
 
 @pytest.mark.workers
 def test_two_tasks_train_together_save_on_the_signal_and_go_on(tmp_path):
-    place = tmp_path / "run"
-    program = [sys.executable, "-m", "models.mnist", f"--model_dir={place}", "--train_steps=2000",
+    model_dir = tmp_path / "run"
+    program = [sys.executable, "-m", "models.mnist", f"--model_dir={model_dir}", "--train_steps=2000",
                "--global_batch_size=32", "--export=none", "--steps_per_loop=5",
                "--log_every_steps=5"]  # fmt: skip
     cluster = Cluster(tmp_path, program)
     job = str(os.getpid())  # its ports are not those of the same test in another process
     process = cluster.start(SLURM_JOB_ID=job)
-    while not (place / "metrics.jsonl").exists():
+    while not (model_dir / "metrics.jsonl").exists():
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.1)
     process.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0 and "2 workers" in output, output
     assert cluster.calls("scontrol") == [["requeue", job]]
-    [saved] = [int(p.name.split("-")[1]) for p in (place / "checkpoints").glob("ckpt-*")]
+    [saved] = [int(p.name.split("-")[1]) for p in (model_dir / "checkpoints").glob("ckpt-*")]
     text = cluster.script.read_text().replace("--train_steps=2000", f"--train_steps={saved + 5}")
     cluster.script.write_text(text)
     code, output = cluster.run(SLURM_JOB_ID=job)

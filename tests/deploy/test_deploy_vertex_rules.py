@@ -1,4 +1,4 @@
-"""What `ctl deploy vertex` refuses: one sentence, exit code 2, nothing written."""
+"""Refused options of `ctl deploy vertex`: one sentence, exit code 2 and no output."""
 
 import pytest
 from ctl import cli
@@ -83,13 +83,13 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, 
     if any("--region" in o and "europe" in o for o in options):
         output = [OUTPUT]
     code = cli.main(["deploy", "vertex", *image, *output, *options, f"--output={path}", *PROGRAM])
-    said = capsys.readouterr()
-    assert code == 2 and said.out == "" and not path.exists()
-    assert said.err.startswith("ctl deploy vertex: ") and said.err.count("\n") == 1
-    assert message in said.err
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == "" and not path.exists()
+    assert captured.err.startswith("ctl deploy vertex: ") and captured.err.count("\n") == 1
+    assert message in captured.err
 
 
-@pytest.mark.parametrize(("words", "message"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     ([OUTPUT, *PROGRAM], "are required: --image; expected e.g. ctl deploy vertex --image="),
     ([IMAGE, "--evaluator", *PROGRAM], "--evaluator requires the checkpoints"),
     ([IMAGE, OUTPUT, "--evaluator", *PROGRAM, "--model_dir=/tmp/x"], "is local to the machine"),
@@ -102,10 +102,10 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, 
     ([IMAGE, "--", "sh", "-c", "DB_PASSWORD=abc python t.py"], "DB_PASSWORD, which looks like"),
     ([IMAGE, *PROGRAM, "--db=postgres://me:pw@host/db"], "has a URL with a password"),
 ])  # fmt: skip
-def test_a_line_that_is_incomplete_or_tells_secrets_is_refused(words, message, capsys):
-    code = cli.main(["deploy", "vertex", *words])
-    said = capsys.readouterr()
-    assert code == 2 and message in said.err and "abc" not in said.err and "pw@" not in said.err
+def test_a_line_that_is_incomplete_or_tells_secrets_is_refused(arguments, message, capsys):
+    code = cli.main(["deploy", "vertex", *arguments])
+    captured = capsys.readouterr()
+    assert code == 2 and message in captured.err and "abc" not in captured.err and "pw@" not in captured.err
 
 
 @pytest.mark.parametrize("flag", [

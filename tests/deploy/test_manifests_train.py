@@ -23,9 +23,9 @@ def folder(tmp_path_factory):
 
 
 def started(processes, tmp_path, platform):
-    """The running processes by role, and the files of what they print.
+    """Starts the processes. Returns them by role, with their log files.
 
-    Where the chief's end is everybody's, the evaluator comes up late, when the chief waits for it.
+    If the platform ends all processes with the chief, the evaluator starts when the chief waits for it.
     """
     running, logs = {}, {}
     for process in processes:
@@ -34,17 +34,17 @@ def started(processes, tmp_path, platform):
                 break
             time.sleep(0.05)
         logs[process.role] = tmp_path / f"{process.role}.log"
-        words = [sys.executable if w == "python" else w for w in process.words]
+        command = [sys.executable if w == "python" else w for w in process.command]
         with logs[process.role].open("wb") as log:
             running[process.role] = start(
-                words, cwd=ROOT, env=environment() | process.environ, stdout=log,
+                command, cwd=ROOT, env=environment() | process.environ, stdout=log,
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
     return running, logs
 
 
 def ended(running, platform):
-    """Exit codes, after what the platform does: it ends all with the chief, or waits for each."""
+    """Returns the exit codes. The platform ends all processes with the chief, or waits for each."""
     try:
         codes = {"chief": running["chief"].wait(TIMEOUT_SECS)}
         if platform in ENDS_WITH_CHIEF:
@@ -74,14 +74,20 @@ def test_chief_worker_and_evaluator_train_flowers(platform, folder, tmp_path):
     on_loopback(processes, lambda: next(ports))
     running, logs = started(processes, tmp_path, platform)
     codes = ended(running, platform)
-    said = {role: log.read_text(errors="replace") for role, log in logs.items()}
-    assert set(codes.values()) == {0}, (codes, {role: text[-2000:] for role, text in said.items()})
+    output_by_role = {role: log.read_text(errors="replace") for role, log in logs.items()}
+    assert set(codes.values()) == {0}, (
+        codes,
+        {role: text[-2000:] for role, text in output_by_role.items()},
+    )
     job = tmp_path / "job"
-    assert f"done at step {STEPS}" in said["chief"] and "2 workers, 2 replicas" in said["chief"]
+    assert (
+        f"done at step {STEPS}" in output_by_role["chief"]
+        and "2 workers, 2 replicas" in output_by_role["chief"]
+    )
     assert sorted(p.name for p in (job / "checkpoints").glob("ckpt-*")) == ["ckpt-10", "ckpt-20"]
     evaluated = json.loads((job / "evaluated.json").read_text())["evaluated"]
     assert set(evaluated) == {"10", "20"}
     assert not list(job.rglob("workertemp*"))
     assert (job / "export/saved_model/saved_model.pb").is_file()
     assert (job / "model/saved_model.pb").is_file() == platform.startswith("vertex")
-    assert (WAITS in said["chief"]) == (platform in ENDS_WITH_CHIEF)
+    assert (WAITS in output_by_role["chief"]) == (platform in ENDS_WITH_CHIEF)

@@ -5,7 +5,7 @@
 Half of them come at random steps. The other half hit an attempt that a kill has just started: before
 the strategy, while it is built and restored, compiled, and in the first moments of training and saving.
 
-Prints a Markdown table of every fault: how soon it was noticed, how soon training went on, how many
+Prints a Markdown table of every fault: how soon it was noticed, how soon training resumed, how many
 steps were done again. Exit code 1 if the end differs by a bit. Decision 27 has such a table.
 """
 
@@ -33,7 +33,7 @@ LAUNCHER = ("--max_restarts=1000", "--heartbeat_timeout_secs=10", "--backoff_sec
 
 @dataclass
 class Fault:
-    """One fault and what came of it; seconds and steps."""
+    """A fault and its effects (seconds and steps)."""
 
     kind: str
     step: int
@@ -44,36 +44,36 @@ class Fault:
 
 
 def newest(model_dir):
-    found = training.saved(model_dir)
-    return model_dir / "checkpoints" / f"ckpt-{found[-1]}" if found else None
+    steps = training.saved(model_dir)
+    return model_dir / "checkpoints" / f"ckpt-{steps[-1]}" if steps else None
 
 
-def damage(model_dir, how):
+def damage(model_dir, damage_kind):
     """Flips a bit of the newest checkpoint, cuts it short, or empties its manifest."""
     directory = newest(model_dir)
     if directory is None:
         return
     data = directory / "state.data-00000-of-00001"
-    if how == "flip":
+    if damage_kind == "flip":
         content = bytearray(data.read_bytes())
         content[len(content) // 2] ^= 1
         data.write_bytes(content)
-    elif how == "cut":
+    elif damage_kind == "cut":
         data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
     else:
         (directory / "manifest.json").write_bytes(b"")
 
 
-def strike(kind, model_dir, launcher):
-    """Does it. What ends the launcher as well is started again by `Soak`, as a platform would."""
-    word, _, rest = kind.partition(" ")
-    if rest == "launcher":
-        training.send(launcher.pid, word)
+def strike(fault_kind, model_dir, launcher):
+    """Causes a fault. `Soak` restarts a job if the launcher has ended too, as a platform would."""
+    action, _, target = fault_kind.partition(" ")
+    if target == "launcher":
+        training.send(launcher.pid, action)
         return
-    if word == "damage":
-        damage(model_dir, rest)
-        word, rest = "KILL", "worker 1"
-    training.send(training.pids(model_dir)[int(rest.rpartition(" ")[2])], word)
+    if action == "damage":
+        damage(model_dir, target)
+        action, target = "KILL", "worker 1"
+    training.send(training.pids(model_dir)[int(target.rpartition(" ")[2])], action)
 
 
 KINDS = ("KILL worker 0", "KILL worker 1", "STOP worker 0", "STOP worker 1", "TERM worker 0",
@@ -85,7 +85,7 @@ PLACES = ("spawned", "starting", "compiling", "training", "saving")
 
 
 class Soak:
-    """One job that goes on whatever happens."""
+    """One job that is restarted after every end."""
 
     def __init__(self, model_dir, steps, pause_secs):
         self.model_dir = model_dir
@@ -122,12 +122,12 @@ class Soak:
             assert time.monotonic() < deadline, self.text()[-3000:]
             time.sleep(0.02)
 
-    def suffer(self, kind):
-        """One fault, from its moment until training goes on beyond it."""
-        fault = Fault(kind, self.step())
-        told, began = self.noticed(), time.monotonic()
-        strike(kind, self.model_dir, self.process)
-        fault.noticed_secs = self.until_noticed(told, began)
+    def suffer(self, fault_kind):
+        """Causes one fault. Waits until training has progressed beyond it."""
+        fault = Fault(fault_kind, self.step())
+        notices, began = self.noticed(), time.monotonic()
+        strike(fault_kind, self.model_dir, self.process)
+        fault.noticed_secs = self.until_noticed(notices, began)
         resumed = self.resumed()
         while self.resumed() == resumed:
             if self.process.poll() is not None:
@@ -141,9 +141,9 @@ class Soak:
         fault.steps_lost = max(0, fault.step - back)
         return fault
 
-    def suffer_at_start(self, kind, place, dice):
-        """A kill, and one fault within the attempt that follows; until training goes on beyond it."""
-        fault = Fault(kind, self.step(), place)
+    def suffer_at_start(self, fault_kind, phase, dice):
+        """Causes a kill and a fault in the next attempt. Waits until training has progressed beyond it."""
+        fault = Fault(fault_kind, self.step(), phase)
         before = self.running()
         training.send(before[1], "KILL")
         began = time.monotonic()
@@ -152,21 +152,21 @@ class Soak:
         ):
             time.sleep(0.01)
             assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
-        victim = int(kind[-1]) if kind[-1].isdigit() else 1
-        while place != "spawned" and self.phase(victim) != place and self.step() <= fault.step:
+        victim = int(fault_kind[-1]) if fault_kind[-1].isdigit() else 1
+        while phase != "spawned" and self.phase(victim) != phase and self.step() <= fault.step:
             time.sleep(0.005)
             assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
         time.sleep(dice.uniform(0.0, 1.0))
-        told, began = self.noticed(), time.monotonic()
-        strike(kind, self.model_dir, self.process)
-        fault.noticed_secs = self.until_noticed(told, began)
+        notices, began = self.noticed(), time.monotonic()
+        strike(fault_kind, self.model_dir, self.process)
+        fault.noticed_secs = self.until_noticed(notices, began)
         self.reach(max(fault.step, self.step()) + 1)
         fault.recovered_secs = time.monotonic() - began
         return fault
 
-    def until_noticed(self, told, began):
-        """Seconds since `began` until the launcher says more endings than it had told, or ends itself."""
-        while self.noticed() == told and self.process.poll() is None:
+    def until_noticed(self, notices, began):
+        """Waits until the launcher reports a further end, or ends. Returns the seconds since `began`."""
+        while self.noticed() == notices and self.process.poll() is None:
             time.sleep(0.01)
             assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
         return time.monotonic() - began
@@ -175,7 +175,7 @@ class Soak:
         return training.pids(self.model_dir)
 
     def phase(self, worker):
-        """What the worker said last that it is doing, in this attempt."""
+        """Returns the phase in the worker's last heartbeat of this attempt."""
         try:
             environ = Path(f"/proc/{self.running()[worker]}/environ").read_bytes().split(b"\0")
             prefix = b"CTL_HEARTBEAT="
@@ -185,11 +185,11 @@ class Soak:
             return ""
 
     def noticed(self):
-        """How often the launcher has said that something ended."""
+        """Returns the number of ends that the launcher has reported."""
         return len(re.findall(r"^ctl launch: .*(?:failed|killed|ended|received)", self.text(), re.M))
 
     def resumed(self):
-        """(how often training was resumed, at which step the last time)."""
+        """Returns the number of resumptions and the step of the last one."""
         steps = re.findall(r"resuming at step (\d+)", self.text())
         return len(steps), int(steps[-1]) if steps else 0
 
@@ -212,14 +212,14 @@ def main():
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--pause_secs", type=float, default=0.1)
-    asked = parser.parse_args()
-    print(f"seed {asked.seed}", flush=True)
-    dice = random.Random(asked.seed)
-    kinds = [*KINDS, *(dice.choice(KINDS) for _ in range(asked.faults))][: asked.faults]
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
+    dice = random.Random(arguments.seed)
+    kinds = [*KINDS, *(dice.choice(KINDS) for _ in range(arguments.faults))][: arguments.faults]
     dice.shuffle(kinds)
-    places = [PLACES[i % len(PLACES)] for i in range(len(kinds) // 2)]
-    places += [""] * (len(kinds) - len(places))
-    dice.shuffle(places)
+    phases = [PLACES[i % len(PLACES)] for i in range(len(kinds) // 2)]
+    phases += [""] * (len(kinds) - len(phases))
+    dice.shuffle(phases)
     marks, at = [], 8
     for _ in kinds:
         at += dice.randint(*GAP)
@@ -227,20 +227,20 @@ def main():
     steps = at + 20
     base = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
-        whole = base / "unbroken"
-        done = training.run(whole, f"--train_steps={steps}", workers=2)
-        assert done.code == 0, done.output[-3000:]
-        soak, faults = Soak(base / "soak", steps, asked.pause_secs), []
-        for kind, place, mark in zip(kinds, places, marks, strict=True):
+        unbroken = base / "unbroken"
+        result = training.run(unbroken, f"--train_steps={steps}", workers=2)
+        assert result.code == 0, result.output[-3000:]
+        soak, faults = Soak(base / "soak", steps, arguments.pause_secs), []
+        for fault_kind, phase, mark in zip(kinds, phases, marks, strict=True):
             soak.reach(mark)
-            hit = soak.suffer_at_start(kind, place, dice) if place else soak.suffer(kind)
+            hit = soak.suffer_at_start(fault_kind, phase, dice) if phase else soak.suffer(fault_kind)
             faults.append(hit)
             print(json.dumps(vars(faults[-1])), flush=True)
         soak.reach(steps)
         code = soak.process.wait(training.TIMEOUT_SECS)
-        training.assert_bit_identical(base / "soak", whole, steps)
-        left = sorted(p.name for p in (base / "soak" / "checkpoints").iterdir())
-        assert not [n for n in left if "temp" in n or n.startswith("tmp")], left
+        training.assert_bit_identical(base / "soak", unbroken, steps)
+        names = sorted(p.name for p in (base / "soak" / "checkpoints").iterdir())
+        assert not [n for n in names if "temp" in n or n.startswith("tmp")], names
         print(f"\n{table(faults)}\n")
         print(f"exit code {code}; all {steps} steps are bit for bit those of the unbroken run")
         return code

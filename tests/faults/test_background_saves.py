@@ -1,4 +1,4 @@
-"""Promise 24: a save in the background blocks nobody, is one at a time, and is waited for at the end."""
+"""Promise 24: a background save is not blocking, runs alone, and completes before the end of the run."""
 
 import json
 import re
@@ -35,10 +35,10 @@ def test_training_goes_on_while_a_save_is_written_and_the_next_save_waits(
     until((tmp_path / "stopped-7").exists, "step 7")
     assert 4 in checkpoints(model_dir)
     (tmp_path / "go-7").touch()
-    done = jobs.wait()
-    assert done.code == 0 and done.json["final"] == unbroken, done.output
+    result = jobs.wait()
+    assert result.code == 0 and result.json["final"] == unbroken, result.output
     assert checkpoints(model_dir) == [2, 4, 6, 8]
-    saved = [int(n) for n in re.findall(r"^saved ckpt step (\d+)", done.output, re.MULTILINE)]
+    saved = [int(n) for n in re.findall(r"^saved ckpt step (\d+)", result.output, re.MULTILINE)]
     assert saved == [2, 4, 6, 8]
 
 
@@ -64,7 +64,7 @@ def finish(process):
     ],
 )
 def test_the_end_of_a_process_waits_for_the_save_under_way(tmp_path, arguments, code, steps):
-    """Step 4 is held until step 5 has asked for the end."""
+    """Step 4 is held until step 5 has requested the end."""
     model_dir = tmp_path / "run"
     process = start(
         model_dir, *arguments, f"--signals={tmp_path}",
@@ -94,6 +94,6 @@ def test_a_second_signal_ends_at_once_and_leaves_what_was_complete(jobs, unbroke
             continue
     assert process.returncode == 143, finish(process)
     assert checkpoints(model_dir) == [2]
-    done = jobs(model_dir)
-    assert done.json["began"] == 2 and done.json["final"] == unbroken
+    result = jobs(model_dir)
+    assert result.json["began"] == 2 and result.json["final"] == unbroken
     assert names(model_dir / "checkpoints") == ["ckpt-2", "ckpt-4", "ckpt-6", "ckpt-8"]

@@ -12,11 +12,11 @@ pytestmark = pytest.mark.workers
 
 
 def start(model_dir, **env):
-    words = [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable,
+    command = [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable,
              str(PROGRAMS / "evaluating.py"), f"--model_dir={model_dir}", "--train_steps=6",
              "--global_batch_size=8", "--eval_every_steps=4", "--export=none"]  # fmt: skip
     return processes.start(
-        words, env=environment(**env), cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        command, env=environment(**env), cwd=ROOT, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -31,11 +31,11 @@ def test_sigterm_within_a_long_evaluation_is_heard_and_its_steps_are_saved(tmp_p
     try:
         wait_until(lambda: "evaluating" in log_of(tmp_path / "run"), job)
         send(pids(tmp_path / "run")[1], "TERM")
-        said, _ = job.communicate(timeout=TIMEOUT_SECS)
+        output, _ = job.communicate(timeout=TIMEOUT_SECS)
     finally:
         job.kill()
         job.communicate()
-    assert job.returncode == 143, said[-3000:]
+    assert job.returncode == 143, output[-3000:]
     assert saved(tmp_path / "run") == [4]
     assert log_of(tmp_path / "run").count("evaluating") < 300, "the evaluation went on to its end"
 
@@ -44,10 +44,10 @@ def test_sigterm_within_a_long_evaluation_is_heard_and_its_steps_are_saved(tmp_p
 def test_a_bad_record_on_one_worker_ends_the_job_and_its_steps_are_saved(tmp_path, unknown):
     """With data of unknown length the others wait in the graph: then the save comes before."""
     job = start(tmp_path / "run", EVAL="bad:1", UNKNOWN=unknown)
-    said, _ = job.communicate(timeout=TIMEOUT_SECS)
-    assert job.returncode == 1, said[-3000:]
+    output, _ = job.communicate(timeout=TIMEOUT_SECS)
+    assert job.returncode == 1, output[-3000:]
     assert saved(tmp_path / "run") == [4]
-    assert "a bad record" in said and "worker 1 (job 1) failed first" in said
+    assert "a bad record" in output and "worker 1 (job 1) failed first" in output
 
 
 def test_ctrl_c_on_one_worker_and_sigterm_on_another_are_one_end(tmp_path):
@@ -58,11 +58,11 @@ def test_ctrl_c_on_one_worker_and_sigterm_on_another_are_one_end(tmp_path):
         for worker, name in enumerate(("INT", "TERM")):
             send(pids(tmp_path / "run")[worker], name)
         (tmp_path / "go").touch()  # until here they could not agree on one
-        said, _ = job.communicate(timeout=TIMEOUT_SECS)
+        output, _ = job.communicate(timeout=TIMEOUT_SECS)
     finally:
         job.kill()
         job.communicate()
-    assert job.returncode == 143 and "Stopped by SIGTERM at step 4" in said, said[-3000:]
+    assert job.returncode == 143 and "Stopped by SIGTERM at step 4" in output, output[-3000:]
     assert all("Stopped by SIGTERM at step 4" in log_of(tmp_path / "run", index) for index in (0, 1))
 
 

@@ -1,4 +1,4 @@
-"""The evaluator in a process of its own, beside a training that ends well, and one that is killed."""
+"""The evaluator in a separate process, beside a training that completes and one that is killed."""
 
 import json
 import os
@@ -30,28 +30,28 @@ def rows(path):
 
 
 def numbers(path):
-    found = [row for row in rows(path) if row["run"] == "eval"]
-    return [(row["step"], row["loss"], row["accuracy"]) for row in found]
+    evaluations = [row for row in rows(path) if row["run"] == "eval"]
+    return [(row["step"], row["loss"], row["accuracy"]) for row in evaluations]
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """The model_dir of a job with an evaluator whose worker evaluated as well, and the job."""
+    """Returns the model_dir and the result of a job with an evaluator and a worker that also evaluates."""
     model_dir = tmp_path_factory.mktemp("launched") / "m"
-    done = run(
+    result = run(
         *LAUNCH, "--workers=1", "--evaluator", "--", *MNIST, f"--model_dir={model_dir}",
         "--train_steps=30", "--save_every_steps=10", "--eval_every_steps=10", "--export=none",
     )  # fmt: skip
-    return model_dir, done
+    return model_dir, result
 
 
 def test_an_evaluator_beside_a_worker_has_its_numbers_and_ends_with_it(launched):
-    model_dir, done = launched
-    assert done.returncode == 0, done.stderr
+    model_dir, result = launched
+    assert result.returncode == 0, result.stderr
     inline, ours = (numbers(model_dir / name) for name in ("metrics.jsonl", "evaluations.jsonl"))
     assert [step for step, *_ in ours] == [10, 20, 30]
-    for mine, its in zip(ours, inline, strict=True):
-        assert mine == pytest.approx(its, abs=1e-6)
+    for separate_row, inline_row in zip(ours, inline, strict=True):
+        assert separate_row == pytest.approx(inline_row, abs=1e-6)
     log = (model_dir / "workers" / "evaluator_0.log").read_text()
     assert "the training has ended (done) at step 30" in log and "Traceback" not in log
     assert json.loads((model_dir / "LOCK").read_text())["state"] == "ended"
@@ -61,7 +61,7 @@ def test_an_evaluator_beside_a_worker_has_its_numbers_and_ends_with_it(launched)
 
 @pytest.fixture
 def start(tmp_path, launched):
-    """start(model_dir) -> an evaluator of a directory with the checkpoints of that job."""
+    """Yields a model_dir with that job's checkpoints, and a function that starts an evaluator."""
     (tmp_path / "m").mkdir()
     os.symlink(launched[0] / "checkpoints", tmp_path / "m" / "checkpoints")
     started = []
@@ -81,7 +81,7 @@ def start(tmp_path, launched):
 
 
 def evaluator_beside_a_training(model_dir, begin):
-    """An evaluator, and after it a process that claims to train there."""
+    """Starts an evaluator, then a process that claims to train in the directory."""
     watching = begin([*MNIST, f"--model_dir={model_dir}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     training = begin(
         [sys.executable, "-c", HOLDS, str(model_dir / "LOCK"), "1"],
@@ -98,16 +98,18 @@ def test_when_training_was_killed_the_rest_is_evaluated_and_the_exit_code_is_134
     out, _ = watching.communicate(timeout=TIMEOUT_SECS)
     assert watching.returncode == 134, out
     assert [step for step, *_ in numbers(model_dir / "evaluations.jsonl")] == [10, 20, 30]
-    said = out.splitlines()[-1]
-    assert f"process {training.pid}, died after step 7" in said
-    assert said.endswith("All of its checkpoints are evaluated.")
+    last_line = out.splitlines()[-1]
+    assert f"process {training.pid}, died after step 7" in last_line
+    assert last_line.endswith("All of its checkpoints are evaluated.")
 
 
 def test_sigterm_ends_a_waiting_evaluator_with_143_and_loses_nothing(start):
     model_dir, begin = start
     watching, _ = evaluator_beside_a_training(model_dir, begin)
-    done = model_dir / "evaluated.json"
-    wait_for(lambda: done.exists() and len(json.loads(done.read_text())["evaluated"]) == 3)
+    evaluated_file = model_dir / "evaluated.json"
+    wait_for(
+        lambda: evaluated_file.exists() and len(json.loads(evaluated_file.read_text())["evaluated"]) == 3
+    )
     watching.send_signal(signal.SIGTERM)
     out, _ = watching.communicate(timeout=TIMEOUT_SECS)
     assert watching.returncode == 143, out
@@ -117,11 +119,11 @@ def test_sigterm_ends_a_waiting_evaluator_with_143_and_loses_nothing(start):
 def test_a_chief_and_a_worker_train_in_step_and_an_evaluator_has_their_numbers(tmp_path):
     model_dir, logs = tmp_path / "m", tmp_path / "logs"
     program = str(ROOT / "tests" / "programs" / "roles.py")
-    done = run(
+    result = run(
         *LAUNCH, "--chief", "--workers=1", "--evaluator", f"--log_dir={logs}", "--",
         sys.executable, program, str(model_dir), "20",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     names = ("job_0", "job_1", "evaluator_0")
     chief, worker, evaluator = (last_json(logs / f"{name}.log") for name in names)
     assert (chief["workers"], worker["workers"], evaluator["workers"]) == (2, 2, 1)
@@ -130,8 +132,8 @@ def test_a_chief_and_a_worker_train_in_step_and_an_evaluator_has_their_numbers(t
     assert worker["eval"] == {} and list(evaluator["eval"]) == ["5", "10", "15", "20"]
     assert evaluator["eval"] == pytest.approx(chief["eval"], abs=1e-6)
     assert evaluator["numbers"] == {"eval_loss": evaluator["eval"]["20"]}
-    left = sorted(p.name for p in (model_dir / "checkpoints").iterdir())
-    assert left == ["ckpt-10", "ckpt-15", "ckpt-20", "ckpt-5"]
+    remaining_names = sorted(p.name for p in (model_dir / "checkpoints").iterdir())
+    assert remaining_names == ["ckpt-10", "ckpt-15", "ckpt-20", "ckpt-5"]
 
 
 def last_json(path: Path) -> dict:

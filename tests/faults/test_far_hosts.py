@@ -24,14 +24,14 @@ attempt = int(os.environ["CTL_ATTEMPT"])
 
 @pytest.fixture
 def ssh(job):
-    """Environment with the stand-in first on PATH; the file of its words is job.dir/ssh."""
+    """Returns variables with a simulated ssh first on PATH. It records its arguments in job.dir/ssh."""
     binaries = job.dir / "bin"
     binaries.mkdir()
     program = binaries / "ssh"
     text = (ROOT / "tests/programs/fake_ssh.py").read_text()
     program.write_text(processes.python_script(text.partition("\n")[2]))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    # Workers over there get no environment: where the test is stands in their program.
+    # Remote workers inherit no environment: their program contains the directory of the test.
     return {
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
         "FAKE_SSH_LOG": str(job.dir / "ssh"),
@@ -41,7 +41,7 @@ def ssh(job):
 
 
 def far(job, text):
-    """A program that knows its directory by itself."""
+    """Returns a program that contains its directory."""
     return f"here = pathlib.Path({str(job.dir)!r})\n" + text
 
 
@@ -64,9 +64,9 @@ def test_each_host_gets_its_workers_with_addresses_in_its_name(job, ssh):
         "-H", "me@host1:2,host2", "--port=3333", env=ssh,
     )  # fmt: skip
     assert (code, err) == (0, f"ctl launch: starting 3 processes, logs in {job.logs}\n")
-    told = [job.log(i).splitlines() for i in range(3)]
-    assert [lines[0] for lines in told] == ["on me@host1", "on me@host1", "on host2"]
-    tasks = [json.loads(lines[1]) for lines in told]
+    logs = [job.log(i).splitlines() for i in range(3)]
+    assert [lines[0] for lines in logs] == ["on me@host1", "on me@host1", "on host2"]
+    tasks = [json.loads(lines[1]) for lines in logs]
     assert [t["task"] for t in tasks] == [{"type": "worker", "index": i} for i in range(3)]
     addresses = ["host1:3333", "host1:3334", "host2:3333"]
     assert all(t["cluster"] == {"worker": addresses} for t in tasks)
@@ -74,24 +74,24 @@ def test_each_host_gets_its_workers_with_addresses_in_its_name(job, ssh):
 
 
 def test_ssh_gets_a_list_of_words_and_nothing_of_the_environment(job, ssh):
-    words = ["it's", "$(touch owned)", "a b", "; exit 7", "*"]
+    arguments = ["it's", "$(touch owned)", "a b", "; exit 7", "*"]
     code, out, _ = job.run(
         "print(sys.argv[1:], os.getcwd(), os.environ.get('A_SECRET'))",
-        "-H", "host1", env={**ssh, "A_SECRET": "of mine"}, command=words, cwd=str(job.dir),
+        "-H", "host1", env={**ssh, "A_SECRET": "of mine"}, command=arguments, cwd=str(job.dir),
     )  # fmt: skip
-    assert code == 0 and out.decode() == f"{words} {job.dir} None\n"
+    assert code == 0 and out.decode() == f"{arguments} {job.dir} None\n"
     [call] = calls(job)
     assert call["words"][:4] == ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
     assert call["words"][-3:-1] == ["--", "host1"] and "of mine" not in json.dumps(call)
 
 
 def test_one_host_of_two_may_be_this_machine_and_runs_directly(job, ssh):
-    own = os.uname().nodename
-    code, _, _ = job.run(far(job, FAR + "print(json.dumps(task))"), "-H", f"{own}:1,host2:1", env=ssh)
+    this_host = os.uname().nodename
+    code, _, _ = job.run(far(job, FAR + "print(json.dumps(task))"), "-H", f"{this_host}:1,host2:1", env=ssh)
     assert code == 0 and len(calls(job)) == 1
     assert job.log(0).startswith("on here\n") and job.log(1).startswith("on host2\n")
     addresses = json.loads(job.log(1).splitlines()[1])["cluster"]["worker"]
-    assert addresses[0].startswith(f"{own}:") and addresses[1] == "host2:2222"
+    assert addresses[0].startswith(f"{this_host}:") and addresses[1] == "host2:2222"
 
 
 def test_exit_codes_and_signals_come_through_and_the_job_is_started_again(job, ssh):
@@ -136,12 +136,12 @@ def pids(job, count=2):
     return [pid for i in range(count) for pid in pids_of(job, i)]
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
-def test_far_workers_and_what_they_started_end_with_the_launcher(job, ssh, how):
+@pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGTERM"])
+def test_far_workers_and_what_they_started_end_with_the_launcher(job, ssh, signal_name):
     job.start(STUBBORN, "-H", "host1,host2", "--grace_secs=0.5", env=ssh)
     there = pids(job)
     assert all(map(is_alive, there))
-    job.process.send_signal(signal.Signals[how])
+    job.process.send_signal(signal.Signals[signal_name])
     job.end()
     wait_for(lambda: not any(map(is_alive, there)))
 
@@ -202,10 +202,10 @@ def test_too_few_hosts_are_waited_for_and_then_it_is_134(job, ssh):
     options = [f"--host_discovery={script}", "--min_workers=2", "--startup_timeout_secs=1"]
     code, _, err = job.run("pass", *options, env=ssh)
     assert code == 134 and not (job.dir / "ssh").exists()
-    few = "1 slot on host1:1, fewer than --min_workers=2"
+    reason = "1 slot on host1:1, fewer than --min_workers=2"
     assert err.splitlines() == [
-        f"ctl launch: waiting for workers: {few}",
-        f"ctl launch: not enough workers after 1 s: {few}",
+        f"ctl launch: waiting for workers: {reason}",
+        f"ctl launch: not enough workers after 1 s: {reason}",
     ]
 
 
@@ -220,16 +220,16 @@ def test_a_signal_ends_the_waiting_for_hosts(job, ssh):
 
 
 def networks():
-    """True where two network namespaces can be made."""
+    """Returns whether two network namespaces can be created."""
     if os.geteuid() != 0:
         return False
     name = f"ctl{os.getpid()}x"
     try:
-        made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+        created = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
     except OSError:
         return False
-    return made.returncode == 0
+    return created.returncode == 0
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def two_networks():
 
 @pytest.mark.skipif(not networks(), reason="no rights to make network namespaces")
 def test_workers_in_two_networks_reach_each_other_at_their_addresses(job, ssh, two_networks):
-    here, there = two_networks
+    local_network, remote_network = two_networks
     code, _, err = job.run(
         """
         import socket
@@ -273,8 +273,8 @@ def test_workers_in_two_networks_reach_each_other_at_their_addresses(job, ssh, t
             link[0].sendall(b"hello")
         """,
         "-H", "10.77.1.1,10.77.1.2",
-        under=("ip", "netns", "exec", here),
-        env={**ssh, "FAKE_SSH_WAY": f"ip netns exec {there}"},
+        under=("ip", "netns", "exec", local_network),
+        env={**ssh, "FAKE_SSH_WAY": f"ip netns exec {remote_network}"},
     )  # fmt: skip
     assert (code, job.log(0)) == (0, "heard hello\nof 10.77.1.2\n"), err
     assert [call["words"][-2] for call in calls(job)] == ["10.77.1.2"]
@@ -284,14 +284,14 @@ def test_workers_in_two_networks_reach_each_other_at_their_addresses(job, ssh, t
 @pytest.mark.skipif(not networks(), reason="no rights to make network namespaces")
 def test_training_over_two_networks_goes_on_after_a_lost_connection(job, ssh, two_networks):
     """TensorFlow's own workers, found at the addresses that the launcher gave them."""
-    here, there = two_networks
+    local_network, remote_network = two_networks
     run = job.dir / "run"
-    words = [f"--model_dir={run}", "--train_steps=300", "--save_every_steps=20"]
+    options = [f"--model_dir={run}", "--train_steps=300", "--save_every_steps=20"]
     job.start(
         "import runpy; sys.argv[0] = 'mnist'; runpy.run_module('models.mnist', run_name='__main__')",
         "-H", "10.77.1.1,10.77.1.2",
-        under=("ip", "netns", "exec", here), command=words,
-        env={**ssh, "FAKE_SSH_WAY": f"ip netns exec {there}"},
+        under=("ip", "netns", "exec", local_network), command=options,
+        env={**ssh, "FAKE_SSH_WAY": f"ip netns exec {remote_network}"},
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     wait_for((run / "checkpoints" / "ckpt-20" / "manifest.json").exists, 240)

@@ -35,11 +35,11 @@ def restore_sigint():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def started(tmp_path, *inside, program="import ctl\nimport slow_module\n", words=()):
+def started(tmp_path, *inside, program="import ctl\nimport slow_module\n", arguments=()):
     (tmp_path / "slow_module.py").write_text(SLOW_MODULE)
     (tmp_path / "program.py").write_text(program)
     return subprocess.Popen(
-        [*inside, sys.executable, str(tmp_path / "program.py"), *words], env=environment(), cwd=ROOT,
+        [*inside, sys.executable, str(tmp_path / "program.py"), *arguments], env=environment(), cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=restore_sigint,  # noqa: PLW1509
     )  # fmt: skip
@@ -66,7 +66,7 @@ def test_a_signal_during_imports_ends_the_first_process_of_a_container(tmp_path,
 
 @needs_first
 def test_the_signal_is_reported_also_while_tensorflow_s_output_is_held_back(tmp_path):
-    """Its import is slow, and what it writes to stderr is filtered."""
+    """The import is slow, and its stderr is filtered."""
     program = (
         "import ctl\nfrom ctl.io import log_filter\nwith log_filter.quiet():\n    import slow_module\n"
     )
@@ -129,11 +129,11 @@ while zombies():
 def test_a_launcher_that_is_the_first_process_reaps_orphans(tmp_path):
     (tmp_path / "orphans.py").write_text(ORPHANS)
     command = [*FIRST, sys.executable, "-m", "ctl", "launch", f"--log_dir={tmp_path / 'logs'}", "--"]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, sys.executable, str(tmp_path / "orphans.py")], env=environment(), cwd=ROOT,
         capture_output=True, text=True, timeout=2 * TIMEOUT_SECS, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @needs_first

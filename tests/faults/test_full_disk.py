@@ -13,14 +13,14 @@ TOO_SMALL = 300_000
 
 @pytest.fixture
 def small_disk(tmp_path):
-    with small_disks.mounted(tmp_path / "disk", "4m") as place:
-        yield place
+    with small_disks.mounted(tmp_path / "disk", "4m") as directory:
+        yield directory
 
 
-@pytest.mark.parametrize("how", ["at once", "in the background"])
-def test_a_full_disk_stops_neither_training_nor_later_saves(jobs, small_disk, tmp_path, how):  # noqa: F811
+@pytest.mark.parametrize("mode", ["at once", "in the background"])
+def test_a_full_disk_stops_neither_training_nor_later_saves(jobs, small_disk, tmp_path, mode):  # noqa: F811
     model_dir, filler = small_disk / "run", small_disk / "filler"
-    background = ["--background"] if how != "at once" else []
+    background = ["--background"] if mode != "at once" else []
     jobs.start(
         model_dir, LARGE, "--keep=2", *background, f"--signals={tmp_path}",
         faults="stop:after_step@3 stop:after_step@5",
@@ -34,18 +34,18 @@ def test_a_full_disk_stops_neither_training_nor_later_saves(jobs, small_disk, tm
     until(lambda: names(model_dir / "checkpoints") == ["ckpt-2"], "no temporary files")
     filler.unlink()
     (tmp_path / "go-5").touch()
-    done = jobs.wait()
-    assert done.code == 0 and done.json["ended"] == 8, done.output
+    result = jobs.wait()
+    assert result.code == 0 and result.json["ended"] == 8, result.output
     assert checkpoints(model_dir) == [6, 8]
-    said = re.search(
+    message = re.search(
         r"checkpoint of step 4 could not be written to (\S+): No space left on device\. It needs "
         r"([\d,]+) bytes, ([\d,]+) are free there\. The newest checkpoint is of step 2\..* Training "
-        r"continues; the last save", done.output,
+        r"continues; the last save", result.output,
     )  # fmt: skip
-    assert said, done.output
-    assert said[1] == str(model_dir / "checkpoints" / "ckpt-4")
-    assert int(said[2].replace(",", "")) > 1_000_000 > int(said[3].replace(",", ""))
-    assert "Traceback" not in done.output
+    assert message, result.output
+    assert message[1] == str(model_dir / "checkpoints" / "ckpt-4")
+    assert int(message[2].replace(",", "")) > 1_000_000 > int(message[3].replace(",", ""))
+    assert "Traceback" not in result.output
 
 
 def test_a_full_disk_under_the_reports_does_not_stop_training(jobs, unbroken, small_disk, tmp_path):  # noqa: F811
@@ -59,31 +59,31 @@ def test_a_full_disk_under_the_reports_does_not_stop_training(jobs, unbroken, sm
     until((tmp_path / "stopped-7").exists, "step 7")
     (small_disk / "filler").unlink()
     (tmp_path / "go-7").touch()
-    done = jobs.wait()
-    assert done.code == 0 and done.json["final"] == unbroken, done.output
-    assert "No space left on device" in done.output and checkpoints(small_disk) == [8]
+    result = jobs.wait()
+    assert result.code == 0 and result.json["final"] == unbroken, result.output
+    assert "No space left on device" in result.output and checkpoints(small_disk) == [8]
 
 
 def test_a_file_that_may_not_grow_costs_one_checkpoint(jobs, tmp_path):  # noqa: F811
-    done = jobs(tmp_path, LARGE, faults=f"limit:{TOO_SMALL}@4")
-    assert done.code == 0 and done.json["ended"] == 8, done.output
+    result = jobs(tmp_path, LARGE, faults=f"limit:{TOO_SMALL}@4")
+    assert result.code == 0 and result.json["ended"] == 8, result.output
     assert checkpoints(tmp_path) == [2, 6, 8]
     assert names(tmp_path / "checkpoints") == ["ckpt-2", "ckpt-6", "ckpt-8"]
     assert re.search(r"checkpoint of step 4 could not be written to \S+ckpt-4: .*It needs [\d,]+ "
-                     r"bytes, [\d,]+ are free", done.output, re.DOTALL)  # fmt: skip
+                     r"bytes, [\d,]+ are free", result.output, re.DOTALL)  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["at once", "in the background"])
-def test_a_run_whose_end_is_not_saved_does_not_end_well(jobs, tmp_path, how):  # noqa: F811
-    background = ["--background"] if how != "at once" else []
-    done = jobs(tmp_path, LARGE, *background, "--save_every=0", faults=f"limit:{TOO_SMALL}@8")
-    assert done.code == 1 and "SaveError: The checkpoint of step 8" in done.json["error"]
-    assert "There is no checkpoint yet" in done.json["error"] and checkpoints(tmp_path) == []
-    again = jobs(tmp_path, LARGE, *background)
-    assert again.code == 0 and again.json["began"] == 0
+@pytest.mark.parametrize("mode", ["at once", "in the background"])
+def test_a_run_whose_end_is_not_saved_does_not_end_well(jobs, tmp_path, mode):  # noqa: F811
+    background = ["--background"] if mode != "at once" else []
+    result = jobs(tmp_path, LARGE, *background, "--save_every=0", faults=f"limit:{TOO_SMALL}@8")
+    assert result.code == 1 and "SaveError: The checkpoint of step 8" in result.json["error"]
+    assert "There is no checkpoint yet" in result.json["error"] and checkpoints(tmp_path) == []
+    next_result = jobs(tmp_path, LARGE, *background)
+    assert next_result.code == 0 and next_result.json["began"] == 0
 
 
 def test_by_choice_a_failed_save_ends_the_run(jobs, tmp_path):  # noqa: F811
-    done = jobs(tmp_path, LARGE, "--on_error=raise", faults=f"limit:{TOO_SMALL}@4")
-    assert done.code == 1 and "SaveError: The checkpoint of step 4" in done.json["error"]
+    result = jobs(tmp_path, LARGE, "--on_error=raise", faults=f"limit:{TOO_SMALL}@4")
+    assert result.code == 1 and "SaveError: The checkpoint of step 4" in result.json["error"]
     assert checkpoints(tmp_path) == [2]

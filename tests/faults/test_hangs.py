@@ -44,9 +44,9 @@ def test_a_stopped_worker_is_named_and_all_start_again(job, victim):
     wait_for(lambda: not any(map(is_alive, pids)))
     assert time.monotonic() - stopped <= 30
     code, err = job.end()
-    who = rf"worker {victim} \(job {victim}\) sent no heartbeat for \d+ s \(last at step 7\)"
-    assert code == 0 and re.search(f"{who}; killing it", err)
-    assert re.search(f"restart 1 of 3 in 0.1 s: {who}", err)
+    reason = rf"worker {victim} \(job {victim}\) sent no heartbeat for \d+ s \(last at step 7\)"
+    assert code == 0 and re.search(f"{reason}; killing it", err)
+    assert re.search(f"restart 1 of 3 in 0.1 s: {reason}", err)
     first, _ = job.attempts
     assert 3 <= first["detected_secs"] <= 15
     assert (first["failed"]["exit_code"], first["failed"]["task"]) == (134, f"worker {victim}")
@@ -63,7 +63,7 @@ def test_a_hang_again_and_again_ends_with_134(job):
 
 
 def test_a_stopped_peer_of_one_that_lost_it_is_the_cause_and_killed_at_once(job):
-    """Also without heartbeats: nobody writes one here."""
+    """Also without heartbeats: these workers write none."""
     job.start(
         """
         print("pid", os.getpid(), flush=True)
@@ -107,8 +107,8 @@ def test_a_worker_that_never_comes_is_named_when_others_have(job):
         TRAINING + "if job == 0: train_for_ever(0)\nwait_for(lambda: False)",
         "--workers=2", "--startup_timeout_secs=3", BACKOFF,
     )  # fmt: skip
-    said = r"worker 1 \(job 1\) sent no heartbeat within \d+ s of the start; killing it"
-    assert code == 0 and re.search(said, err)
+    message = r"worker 1 \(job 1\) sent no heartbeat within \d+ s of the start; killing it"
+    assert code == 0 and re.search(message, err)
 
 
 def test_programs_that_never_beat_are_left_alone(job):
@@ -122,15 +122,15 @@ def test_programs_that_never_beat_are_left_alone(job):
 
 @pytest.mark.parametrize(("victim", "busy"), [(0, False), (1, True)])
 def test_one_that_is_stopped_before_its_first_beat_is_named(job, victim, busy):
-    """Whether or not the others have given a sign of life."""
-    others = "train_for_ever()" if busy else "wait_for(lambda: False)"
+    """With and without heartbeats of the other workers."""
+    program_of_others = "train_for_ever()" if busy else "wait_for(lambda: False)"
     job.start(
-        TRAINING + f"if job == {victim}: os.kill(os.getpid(), signal.SIGSTOP)\n{others}",
+        TRAINING + f"if job == {victim}: os.kill(os.getpid(), signal.SIGSTOP)\n{program_of_others}",
         "--workers=2", "--heartbeat_timeout_secs=4", BACKOFF,
     )  # fmt: skip
     code, err = job.end()
-    who = rf"worker {victim} \(job {victim}\) was stopped for \d+ s before its first heartbeat"
-    assert code == 0 and re.search(f"restart 1 of 3 in 0.1 s: {who}", err)
+    reason = rf"worker {victim} \(job {victim}\) was stopped for \d+ s before its first heartbeat"
+    assert code == 0 and re.search(f"restart 1 of 3 in 0.1 s: {reason}", err)
 
 
 def test_one_that_is_idle_before_its_first_beat_is_named_when_others_have_theirs(job):
@@ -146,8 +146,8 @@ time.sleep(60)
 """,
         "--workers=2", "--heartbeat_timeout_secs=4", BACKOFF,
     )  # fmt: skip
-    who = r"worker 1 \(job 1\) was idle for \d+ s before its first heartbeat"
-    assert code == 0 and re.search(f"restart 1 of 3 in 0.1 s: {who}", err)
+    reason = r"worker 1 \(job 1\) was idle for \d+ s before its first heartbeat"
+    assert code == 0 and re.search(f"restart 1 of 3 in 0.1 s: {reason}", err)
     assert "worked" in job.log("job_1.attempt1")
 
 
@@ -209,7 +209,7 @@ def test_a_worker_is_told_its_attempt_and_its_timeouts(job):
     first, second = map(eval, out.decode().splitlines())
     path = first["CTL_HEARTBEAT"]
     assert path.startswith("/proc/")
-    told = {"CTL_HEARTBEAT": path, "CTL_STARTUP_TIMEOUT_SECS": "77"}
-    assert first == {**told, "CTL_ATTEMPT": "1"}
-    why = "worker 0 (job 0) failed: exit code 134"
-    assert second == {**told, "CTL_ATTEMPT": "2", "CTL_RESTART_REASON": why}
+    variables = {"CTL_HEARTBEAT": path, "CTL_STARTUP_TIMEOUT_SECS": "77"}
+    assert first == {**variables, "CTL_ATTEMPT": "1"}
+    reason = "worker 0 (job 0) failed: exit code 134"
+    assert second == {**variables, "CTL_ATTEMPT": "2", "CTL_RESTART_REASON": reason}

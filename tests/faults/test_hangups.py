@@ -16,18 +16,18 @@ WAITS = TELL_SIGNALS + "wait_for(lambda: got)\nsys.exit(143)\n"
 
 def test_a_closed_terminal_saves_a_checkpoint_and_ends_with_143(tmp_path):
     """The kernel and the shell send one each."""
-    done = run(tmp_path / "run", "--train_steps=1000", faults="hup@5 hup@5!")
-    assert done.code == 143, done.output[-3000:]
+    result = run(tmp_path / "run", "--train_steps=1000", faults="hup@5 hup@5!")
+    assert result.code == 143, result.output[-3000:]
     [step] = saved(tmp_path / "run")
-    again = run(tmp_path / "run", f"--train_steps={step + 1}")
-    assert again.code == 0 and f"resuming at step {step}" in again.output
+    next_result = run(tmp_path / "run", f"--train_steps={step + 1}")
+    assert next_result.code == 0 and f"resuming at step {step}" in next_result.output
 
 
 def test_usr1_in_a_task_of_slurm_saves_a_checkpoint_and_ends_with_143(tmp_path):
     """Outside of Slurm it ends the process, as for every program."""
     slurm = {"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}
-    done = run(tmp_path / "run", "--train_steps=1000", faults="usr1@5 usr1@5!", **slurm)
-    assert done.code == 143 and "Stopped by SIGUSR1" in done.output, done.output[-3000:]
+    result = run(tmp_path / "run", "--train_steps=1000", faults="usr1@5 usr1@5!", **slurm)
+    assert result.code == 143 and "Stopped by SIGUSR1" in result.output, result.output[-3000:]
     assert len(saved(tmp_path / "run")) == 1
     assert run(tmp_path / "again", faults="usr1@5").code == -signal.SIGUSR1
 
@@ -77,11 +77,11 @@ print("alive", flush=True)
 
 
 def test_under_nohup_a_worker_does_not_hear_of_it():
-    done = subprocess.run(
+    result = subprocess.run(
         ["nohup", sys.executable, "-c", IGNORES], env=environment(), cwd=ROOT, capture_output=True,
         text=True, timeout=TIMEOUT_SECS, check=False,
     )  # fmt: skip
-    assert done.stdout == "ignored None\nalive\n", done.stderr
+    assert result.stdout == "ignored None\nalive\n", result.stderr
 
 
 def test_a_real_terminal_that_closes_ends_the_launcher_after_its_workers_have_saved(job):

@@ -46,11 +46,11 @@ def test_a_deleted_directory_of_the_logs_is_no_hang(job):
 
 @pytest.mark.parametrize("fault", ["full", "deleted"])
 def test_a_lost_temporary_directory_is_no_hang(tmp_path, fault):
-    made = Ctlrun(tmp_path, warm=True)
+    ctlrun = Ctlrun(tmp_path, warm=True)
     try:
         with mounted(tmp_path / "small", "1m") as disk:
             (disk / "temporary").mkdir()
-            made.start(
+            ctlrun.start(
                 f"""
                 from ctl.supervision import heartbeat
                 heartbeat.current.start()
@@ -61,14 +61,14 @@ def test_a_lost_temporary_directory_is_no_hang(tmp_path, fault):
                 "-np", "2", "--heartbeat-timeout", "6", TMPDIR=str(disk / "temporary"),
             )  # fmt: skip
             for rank in range(2):
-                made.read(f"trains-{rank}")
+                ctlrun.read(f"trains-{rank}")
             if fault == "full":
                 fill(disk / "filler")
             else:
                 shutil.rmtree(disk / "temporary")
-            code, _, err = made.end()
+            code, _, err = ctlrun.end()
     finally:
-        made.close()
+        ctlrun.close()
     assert code == 0, err
 
 

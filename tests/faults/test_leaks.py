@@ -1,4 +1,4 @@
-"""100,000 steps: memory, open files and threads stay as they are, and files do not grow without end."""
+"""100,000 steps: memory, open files and threads stay constant, and files do not grow without limit."""
 
 import json
 import os

@@ -28,7 +28,7 @@ BACKOFF = ("--backoff_secs=0.2",)
 
 @pytest.fixture
 def bucket(tmp_path):
-    """bucket(*options) -> a directory in a mounted bucket; .refused() lists the refused operations."""
+    """Returns bucket(*options) -> a directory in a mounted bucket; .refused() lists refused operations."""
     process, where = [], tmp_path / "bucket"
 
     class Bucket:
@@ -80,7 +80,7 @@ def test_a_mounted_bucket_is_found_by_its_type(bucket, tmp_path):
 
 
 def assert_complete(model_dir, bucket, output):
-    """A run of faulty.py leaves every file, and the bucket has refused no operation."""
+    """Checks that a run of faulty.py wrote every file, and that the bucket refused no operation."""
     assert bucket.refused() == []
     assert json.loads((model_dir / "LOCK").read_text())["state"] == "ended"
     assert json.loads((model_dir / "config.json").read_text())["model"] == "Faulty"

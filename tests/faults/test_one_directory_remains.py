@@ -1,4 +1,4 @@
-"""Promises 21 and 22: what some workers saved others restore, and only the chief's directory remains."""
+"""Promises 21 and 22: checkpoints do not depend on the number of workers; only one directory remains."""
 
 import filecmp
 import json
@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from saving_jobs import PROGRAM, checkpoints, names, truncated_data
+from saving_jobs import PROGRAM, checkpoints, names, truncate_data
 
 pytestmark = pytest.mark.workers
 TWO = ["--strategy=multi_worker", "--dropout=0"]
@@ -18,17 +18,17 @@ def finals(results):
 
 
 def test_what_k_workers_saved_n_workers_restore(run_program, tmp_path):
-    """Two workers, then two replicas, then two workers of whom none may trust the newest one."""
+    """Two workers, then two replicas, then two workers that may not use the newest checkpoint."""
     arguments = [PROGRAM, str(tmp_path), "--twice"]
-    one, other = run_program(2, [*arguments, *TWO, "--steps=4"])
-    saved = one.json["final"]
-    assert finals([one, other]) == [saved, saved] and checkpoints(tmp_path) == [2, 4]
+    first, second = run_program(2, [*arguments, *TWO, "--steps=4"])
+    saved = first.json["final"]
+    assert finals([first, second]) == [saved, saved] and checkpoints(tmp_path) == [2, 4]
     assert any(n.startswith("optimizer/") for n in saved) and "seen/Variable" in saved
     [mirrored] = run_program(1, [*arguments, "--strategy=mirrored", "--dropout=0", "--steps=6"])
     assert mirrored.json["began"] == 4 and mirrored.json["restored"] == saved
     [alone] = run_program(1, [*arguments, "--strategy=one_device", "--dropout=0", "--steps=8"])
     assert alone.json["restored"] == mirrored.json["final"]
-    truncated_data(tmp_path / "checkpoints" / "ckpt-8")
+    truncate_data(tmp_path / "checkpoints" / "ckpt-8")
     results = run_program(2, [*arguments, *TWO, "--steps=8"])
     for result in results:
         assert result.json["began"] == 6

@@ -1,4 +1,4 @@
-"""Real training under the launcher: lost workers, hangs and crash loops; nothing is lost in the numbers."""
+"""Real training under the launcher: lost workers, hangs and crash loops do not change the results."""
 
 import json
 import random
@@ -33,32 +33,32 @@ def attempts(model_dir):
 @pytest.mark.parametrize("worker", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_costs_nothing_but_time(worker, tmp_path, unbroken):
     step = random.randint(3, STEPS - 2)
-    done = run(tmp_path / "run", workers=2, launcher=BACKOFF, faults=f"kill@{step}:{worker}")
-    assert done.code == 0, (step, done.output[-3000:])
+    result = run(tmp_path / "run", workers=2, launcher=BACKOFF, faults=f"kill@{step}:{worker}")
+    assert result.code == 0, (step, result.output[-3000:])
     assert_bit_identical(tmp_path / "run", unbroken(2))
     first, second = attempts(tmp_path / "run")
     assert first["failed"]["signal"] == "SIGKILL" and first["failed"]["task"] == f"worker {worker}"
     assert second["failed"] is None and second["step_after"] == STEPS
-    assert f"attempt 2 after: worker {worker} (job {worker}) failed: SIGKILL" in done.output
+    assert f"attempt 2 after: worker {worker} (job {worker}) failed: SIGKILL" in result.output
     assert not pids(tmp_path / "run")
     assert not list((tmp_path / "run").rglob("workertemp_*"))
 
 
 @pytest.mark.parametrize("worker", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_worker_that_is_stopped_is_a_hang_that_ends(worker, tmp_path, unbroken):
-    done = run(
+    result = run(
         tmp_path / "run", workers=2, launcher=(*BACKOFF, "--heartbeat_timeout_secs=5"),
         faults=f"stop@7:{worker}",
     )  # fmt: skip
-    assert done.code == 0, done.output[-3000:]
+    assert result.code == 0, result.output[-3000:]
     assert_bit_identical(tmp_path / "run", unbroken(2))
     assert attempts(tmp_path / "run")[0]["failed"]["task"] == f"worker {worker}"
 
 
 @pytest.mark.slow
 def test_a_hook_that_hangs_is_ended_from_within_and_started_again(tmp_path, unbroken):
-    done = run(tmp_path / "run", "--step_timeout_secs=6", workers=2, launcher=BACKOFF, faults="hang@8:1")
-    assert done.code == 0, done.output[-3000:]
+    result = run(tmp_path / "run", "--step_timeout_secs=6", workers=2, launcher=BACKOFF, faults="hang@8:1")
+    assert result.code == 0, result.output[-3000:]
     text = (tmp_path / "run" / "workers" / "job_1.attempt1.log").read_text()
     assert "no progress for 6 s" in text and "in after_loop" in text
     assert_bit_identical(tmp_path / "run", unbroken(2))
@@ -66,16 +66,16 @@ def test_a_hook_that_hangs_is_ended_from_within_and_started_again(tmp_path, unbr
 
 @pytest.mark.slow
 def test_a_crash_at_the_same_step_again_and_again_stops_early(tmp_path):
-    done = run(tmp_path / "run", workers=2, launcher=(*BACKOFF, "--max_restarts=20"), faults="kill@7:1!")
-    assert done.code == 137
-    assert "no progress" in done.output and "step 5" in done.output
+    result = run(tmp_path / "run", workers=2, launcher=(*BACKOFF, "--max_restarts=20"), faults="kill@7:1!")
+    assert result.code == 137
+    assert "no progress" in result.output and "step 5" in result.output
     assert len(attempts(tmp_path / "run")) == 3
 
 
 @pytest.mark.slow
 def test_a_job_shrinks_and_grows_with_its_hosts(tmp_path, unbroken):
     """2, then 1, then 3 workers, found by a script: the numbers of 2, no example twice or never."""
-    whole = unbroken(2, "--dropout=0")
+    unbroken_dir = unbroken(2, "--dropout=0")
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:2\n")
     script = tmp_path / "discover"
@@ -91,9 +91,9 @@ def test_a_job_shrinks_and_grows_with_its_hosts(tmp_path, unbroken):
             send(pids(tmp_path / "run")[0], "KILL")
         assert process.wait(240) == 0, output_of(tmp_path / "run").read_text()[-3000:]
     assert [a["workers"] for a in attempts(tmp_path / "run")] == [2, 1, 3]
-    here, there = trace(tmp_path / "run"), trace(whole)
-    assert here.keys() == there.keys()
-    np.testing.assert_allclose([here[s] for s in there], list(there.values()), atol=1e-5)
-    seen = next(v for n, v in tensors(tmp_path / "run").items() if n.startswith("seen/"))
-    assert set(seen) == {1.0}
+    losses, expected = trace(tmp_path / "run"), trace(unbroken_dir)
+    assert losses.keys() == expected.keys()
+    np.testing.assert_allclose([losses[s] for s in expected], list(expected.values()), atol=1e-5)
+    uses_by_example = next(v for n, v in tensors(tmp_path / "run").items() if n.startswith("seen/"))
+    assert set(uses_by_example) == {1.0}
     assert saved(tmp_path / "run")[-1] == STEPS

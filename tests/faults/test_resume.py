@@ -17,7 +17,7 @@ MNIST = [sys.executable, "-m", "models.mnist", f"--train_steps={STEPS}", "--drop
          "--global_batch_size=32", "--log_every_steps=1", "--export=none", "--eval_every_steps=10",
          "--learning_rate=0.01"]  # fmt: skip
 LAUNCH = [sys.executable, "-m", "ctl.launch", "--workers=2", "--"]
-PLACES = {
+COMMANDS = {
     "one_device": [*MNIST, "--strategy=one_device"],
     "two_replicas": [*MNIST, "--strategy=mirrored", "--num_virtual_devices=2"],
     "two_workers": [*LAUNCH, *MNIST, "--strategy=multi_worker"],
@@ -35,11 +35,11 @@ def trace(model_dir, run="train"):
 
 
 def slowly(command):
-    """The same job with a pause after each log, so that a signal comes long before the last step."""
-    words = [*command]
-    at = words.index("-m", words.index("--") if "--" in words else 0)
-    words[at : at + 2] = [str(PROGRAMS / "slow_logs.py"), words[at + 1]]
-    return words
+    """Returns the command with a pause after each log, so that a signal precedes the last step."""
+    slow_command = [*command]
+    at = slow_command.index("-m", slow_command.index("--") if "--" in slow_command else 0)
+    slow_command[at : at + 2] = [str(PROGRAMS / "slow_logs.py"), slow_command[at + 1]]
+    return slow_command
 
 
 def start(command, model_dir, log):
@@ -57,12 +57,12 @@ def finish(process):
             process.kill()
 
 
-@pytest.mark.parametrize("place", some_of(PLACES, "two_replicas"))
-def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(place, tmp_path):
+@pytest.mark.parametrize("job_name", some_of(COMMANDS, "two_replicas"))
+def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(job_name, tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     with (tmp_path / "log").open("w+b") as log:
-        assert finish(start(PLACES[place], unbroken, log)) == 0
-        process = start(slowly(PLACES[place]), broken, log)
+        assert finish(start(COMMANDS[job_name], unbroken, log)) == 0
+        process = start(slowly(COMMANDS[job_name]), broken, log)
         deadline = time.monotonic() + TIMEOUT_SECS
         while len(trace(broken)) < 5:
             assert process.poll() is None and time.monotonic() < deadline, log_text(log)
@@ -71,7 +71,7 @@ def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(place,
         assert finish(process) == 130, log_text(log)
         stopped_at = trace(broken)[-1][0]
         assert 5 <= stopped_at < STEPS
-        assert finish(start(PLACES[place], broken, log)) == 0, log_text(log)
+        assert finish(start(COMMANDS[job_name], broken, log)) == 0, log_text(log)
         text = log_text(log)
     assert "Traceback" not in text
     assert f"resuming at step {stopped_at}" in text
@@ -84,20 +84,20 @@ def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(place,
 def test_sigterm_to_the_launcher_saves_one_checkpoint_at_the_same_step_on_every_worker(tmp_path):
     model_dir = tmp_path / "run"
     with (tmp_path / "log").open("w+b") as log:
-        process = start([*PLACES["two_workers"], "--train_steps=100000"], model_dir, log)
+        process = start([*COMMANDS["two_workers"], "--train_steps=100000"], model_dir, log)
         deadline = time.monotonic() + TIMEOUT_SECS
         while len(trace(model_dir)) < 3:
             assert process.poll() is None and time.monotonic() < deadline, log_text(log)
             time.sleep(0.005)
         process.send_signal(signal.SIGTERM)
         assert finish(process) == 143, log_text(log)
-    stops = [
+    stop_messages = [
         [line for line in (model_dir / "workers" / f"job_{i}.log").read_text().splitlines()
          if line.startswith("Stopped by SIGTERM at step")]
         for i in range(2)
     ]  # fmt: skip
-    assert stops[0] == stops[1] and len(stops[0]) == 1
-    step = int(stops[0][0].split("step ")[1].split(";")[0])
+    assert stop_messages[0] == stop_messages[1] and len(stop_messages[0]) == 1
+    step = int(stop_messages[0][0].split("step ")[1].split(";")[0])
     assert [p.name for p in (model_dir / "checkpoints").iterdir()] == [f"ckpt-{step}"]
 
 

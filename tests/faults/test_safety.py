@@ -1,4 +1,4 @@
-"""Nothing is unpickled, no name leaves model_dir, and no secret is shown."""
+"""No data are unpickled, no path leaves model_dir, and no secret is shown."""
 
 import re
 
@@ -43,7 +43,7 @@ def test_a_secret_is_shown_as_one(name):
 
 @pytest.mark.workers
 def test_a_secret_flag_is_in_no_file_of_the_run(tmp_path):
-    done = run(tmp_path / "run", "--api_token=hunter2", "--train_steps=2")
-    assert done.code == 0, done.output[-2000:]
+    result = run(tmp_path / "run", "--api_token=hunter2", "--train_steps=2")
+    assert result.code == 0, result.output[-2000:]
     files = [output_of(tmp_path / "run"), *(p for p in (tmp_path / "run").rglob("*") if p.is_file())]
     assert not [p for p in files if b"hunter2" in p.read_bytes()]

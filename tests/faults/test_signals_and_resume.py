@@ -1,4 +1,4 @@
-"""Stopped by a signal anywhere, and started again: nothing is lost, nothing comes twice."""
+"""Runs that are stopped by a signal at any point and restarted: no example is lost or repeated."""
 
 import signal
 import subprocess
@@ -80,13 +80,13 @@ def test_a_stop_at_any_step_leaves_no_trace_in_the_numbers(step, tmp_path, unbro
 @pytest.mark.parametrize("workers", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_a_job_of_two_workers_goes_on_with_another_number(workers, tmp_path, unbroken):
     """No example is repeated or skipped, and the losses stay within 1e-5."""
-    whole = unbroken(2, "--dropout=0")
+    unbroken_dir = unbroken(2, "--dropout=0")
     first = run(tmp_path / "run", "--dropout=0", workers=2, faults="term@17")
     assert first.code == 143, first.output[-2000:]
-    again = run(tmp_path / "run", "--dropout=0", workers=workers)
-    assert again.code == 0, again.output[-2000:]
-    here, there = trace(tmp_path / "run"), trace(whole)
-    assert here.keys() == there.keys()
-    np.testing.assert_allclose([here[s] for s in there], list(there.values()), atol=1e-5)
-    seen = next(v for n, v in tensors(tmp_path / "run").items() if n.startswith("seen/"))
-    assert set(seen) == {1.0} and len(seen) == STEPS * 12, "each example once"
+    next_result = run(tmp_path / "run", "--dropout=0", workers=workers)
+    assert next_result.code == 0, next_result.output[-2000:]
+    losses, expected = trace(tmp_path / "run"), trace(unbroken_dir)
+    assert losses.keys() == expected.keys()
+    np.testing.assert_allclose([losses[s] for s in expected], list(expected.values()), atol=1e-5)
+    uses_by_example = next(v for n, v in tensors(tmp_path / "run").items() if n.startswith("seen/"))
+    assert set(uses_by_example) == {1.0} and len(uses_by_example) == STEPS * 12, "each example once"

@@ -1,6 +1,6 @@
-"""A signal before the first step ends the process within seconds, with 143 or 130, and nothing to save.
+"""A signal before the first step ends the process within seconds, with 143 or 130, without a save.
 
-TensorFlow's multi-worker runtime swallows SIGTERM from the making of the strategy on.
+TensorFlow's multi-worker runtime intercepts SIGTERM after the strategy is created.
 """
 
 import json
@@ -19,22 +19,22 @@ SAID = "no step was under way."
 
 
 def alone() -> str:
-    """A TF_CONFIG of one worker: with it TensorFlow takes SIGTERM for itself."""
+    """Returns a TF_CONFIG of one worker, with which TensorFlow handles SIGTERM itself."""
     cluster = {"worker": [f"127.0.0.1:{free_ports(1)[0]}"]}
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
 
 
-@pytest.mark.parametrize("place", ["init", "build", "data", "trace"])
+@pytest.mark.parametrize("fault_position", ["init", "build", "data", "trace"])
 @pytest.mark.parametrize(
     ("action", "code"), [("term", 143), pytest.param("int", 130, marks=pytest.mark.slow)]
 )
-def test_a_signal_before_the_first_step_ends_the_process_at_once(tmp_path, place, action, code):
+def test_a_signal_before_the_first_step_ends_the_process_at_once(tmp_path, fault_position, action, code):
     options = ["--strategy=multi_worker", "--train_steps=2"]
-    done = run(tmp_path / "run", *options, faults=f"{action}@{place}", TF_CONFIG=alone())
-    assert (done.code, done.output.count(SAID)) == (code, 1), done.output[-2000:]
-    assert f"fault: {action} at {place}" in done.output and "Traceback" not in done.output
+    result = run(tmp_path / "run", *options, faults=f"{action}@{fault_position}", TF_CONFIG=alone())
+    assert (result.code, result.output.count(SAID)) == (code, 1), result.output[-2000:]
+    assert f"fault: {action} at {fault_position}" in result.output and "Traceback" not in result.output
     assert saved(tmp_path / "run") == []
-    if place == "trace":  # it held the LOCK by then
+    if fault_position == "trace":  # it held the LOCK by then
         assert json.loads((tmp_path / "run" / "LOCK").read_text())["state"] == "ended"
 
 
@@ -58,10 +58,10 @@ def test_a_signal_while_tensorflow_waits_for_a_peer_ends_the_process_and_it_beat
 ):
     """The peer has answered, and is gone before TensorFlow connects."""
     cluster = {"worker": [f"127.0.0.1:{p}" for p in free_ports(2)]}
-    words, beat = [sys.executable, str(PROGRAMS / "meets_and_leaves.py"), "1", "120"], tmp_path / "beat"
+    command, beat = [sys.executable, str(PROGRAMS / "meets_and_leaves.py"), "1", "120"], tmp_path / "beat"
     waits, leaves = (
         subprocess.Popen(
-            words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env=environment(
                 CTL_HEARTBEAT=str(beat) if i == 0 else str(tmp_path / "other"),
                 TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}}),

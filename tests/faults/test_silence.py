@@ -1,4 +1,4 @@
-"""A worker that is stopped, not ended: the others give it up, as soon as they were told to."""
+"""A stopped worker that has not ended: the other workers give it up after the configured timeout."""
 
 import json
 import os
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.workers
 
 @pytest.fixture
 def workers(tmp_path):
-    """workers(arguments) -> two processes of models.mnist that have begun to train, and their logs."""
+    """Returns workers(arguments) -> two training processes of models.mnist, and their logs."""
     started = []
 
     def start(*arguments):
@@ -45,7 +45,7 @@ def workers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         pytest.param(["--communication=ring", "--heartbeat_secs=8"], "unhealthy", marks=pytest.mark.slow),
         (["--communication=tcp", "--heartbeat_secs=8"], "silent for"),
@@ -57,10 +57,10 @@ def workers(tmp_path):
     ],
     ids=["ring", "tcp", "timeout"],
 )
-def test_a_silent_worker_is_given_up(workers, arguments, words):
+def test_a_silent_worker_is_given_up(workers, arguments, message):
     (first, second), logs = workers(*arguments)
     second.send_signal(signal.SIGSTOP)
     code = first.wait(TIMEOUT_SECS)
     text = logs[0].read_text()
     assert code == 134, text[-2000:]
-    assert "has ended or cannot be reached" in text and words in text
+    assert "has ended or cannot be reached" in text and message in text

@@ -1,4 +1,4 @@
-"""What is wrong at the start is said in words, at once or soon, and never by a silent wait."""
+"""Errors at the start are reported at once or soon, and never only by a silent wait."""
 
 import json
 import re
@@ -15,19 +15,19 @@ from training import STEPS, command, output_of, run, saved, started, trace, wait
 pytestmark = pytest.mark.workers
 
 
-def start(tmp_path, index, addresses, words):
+def start(tmp_path, index, addresses, command_line):
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     log = tmp_path / f"worker_{index}.log"
     with log.open("wb") as file:
         process = processes.start(
-            words, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
+            command_line, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
             env=environment(TF_CONFIG=json.dumps(config)),
         )  # fmt: skip
     return process, log
 
 
 def ends(started):
-    """(exit code, output) of each of the processes that `start` made."""
+    """Returns (exit code, output) of each process of `start`."""
     try:
         return [(p.wait(TIMEOUT_SECS), log.read_text()) for p, log in started]
     finally:
@@ -42,52 +42,56 @@ def addresses(count):
 
 
 def test_a_peer_that_is_missing_is_named_and_in_the_end_everybody_leaves(tmp_path):
-    places = addresses(3)
-    words = command(tmp_path / "run", "--startup_timeout_secs=9")
-    missing = rf"(worker 1 \S+, )?worker 2 \({places[2]}\)"  # worker 1 may begin late
-    found = ends([start(tmp_path, i, places, words) for i in (0, 1)])
-    waited = re.search(rf"(\d+) s: still waiting for {missing}", found[0][1])
-    assert waited and int(waited[1]) <= 5, found  # as docs/reliability.md says
-    for code, output in found:
+    worker_addresses = addresses(3)
+    command_line = command(tmp_path / "run", "--startup_timeout_secs=9")
+    missing = rf"(worker 1 \S+, )?worker 2 \({worker_addresses[2]}\)"  # worker 1 may begin late
+    outcomes = ends([start(tmp_path, i, worker_addresses, command_line) for i in (0, 1)])
+    waited = re.search(rf"(\d+) s: still waiting for {missing}", outcomes[0][1])
+    assert waited and int(waited[1]) <= 5, outcomes  # as in docs/reliability.md
+    for code, output in outcomes:
         assert code == 134, output[-2000:]
-        assert f"Waited 9 s (--startup_timeout_secs) for worker 2 ({places[2]})" in output
+        assert f"Waited 9 s (--startup_timeout_secs) for worker 2 ({worker_addresses[2]})" in output
         assert "Traceback" not in output
 
 
 def test_a_chief_that_is_missing_is_named_too(tmp_path):
-    places = addresses(2)
-    words = command(tmp_path / "run", "--startup_timeout_secs=3")
-    ((code, output),) = ends([start(tmp_path, 1, places, words)])
-    assert code == 134 and f"worker 0 ({places[0]})" in output and "Traceback" not in output
+    worker_addresses = addresses(2)
+    command_line = command(tmp_path / "run", "--startup_timeout_secs=3")
+    ((code, output),) = ends([start(tmp_path, 1, worker_addresses, command_line)])
+    assert code == 134 and f"worker 0 ({worker_addresses[0]})" in output and "Traceback" not in output
 
 
 @pytest.mark.slow
 def test_tensorflow_waiting_for_a_peer_that_just_left_is_ended_too(tmp_path):
-    """Python does not run while it waits: another process looks after it."""
-    words = [sys.executable, str(PROGRAMS / "meets_and_leaves.py"), "1"]
-    places = addresses(2)
-    (code, output), (left, _) = ends([start(tmp_path, i, places, words) for i in (0, 1)])
-    assert left == 0
+    """Python does not run during the wait: a separate process supervises it."""
+    command_line = [sys.executable, str(PROGRAMS / "meets_and_leaves.py"), "1"]
+    worker_addresses = addresses(2)
+    (code, output), (code_of_leaver, _) = ends(
+        [start(tmp_path, i, worker_addresses, command_line) for i in (0, 1)]
+    )
+    assert code_of_leaver == 0
     assert code == -signal.SIGABRT, output[-2000:]  # 134 to a shell
-    assert f"TensorFlow has waited for worker 1 ({places[1]})" in output
+    assert f"TensorFlow has waited for worker 1 ({worker_addresses[1]})" in output
 
 
 def test_a_port_in_use_is_named(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        mine = f"127.0.0.1:{taken.getsockname()[1]}"
-        places = [mine, *addresses(1)]
-        ((code, output),) = ends([start(tmp_path, 0, places, command(tmp_path / "run"))])
-    assert code == 2 and mine.partition(":")[2] in output and "Traceback" not in output
+    with socket.socket() as used_socket:
+        used_socket.bind(("127.0.0.1", 0))
+        used_socket.listen()
+        own_address = f"127.0.0.1:{used_socket.getsockname()[1]}"
+        worker_addresses = [own_address, *addresses(1)]
+        ((code, output),) = ends([start(tmp_path, 0, worker_addresses, command(tmp_path / "run"))])
+    assert code == 2 and own_address.partition(":")[2] in output and "Traceback" not in output
 
 
 @pytest.mark.parametrize("difference", ["--width=17", "--seed=3"])
 def test_workers_with_other_flags_are_refused(difference, tmp_path):
-    places = addresses(2)
-    words = [command(tmp_path / "run"), command(tmp_path / "run", difference)]
+    worker_addresses = addresses(2)
+    command_lines = [command(tmp_path / "run"), command(tmp_path / "run", difference)]
     name, _, value = difference.partition("=")
-    for code, output in ends([start(tmp_path, i, places, w) for i, w in enumerate(words)]):
+    for code, output in ends(
+        [start(tmp_path, i, worker_addresses, w) for i, w in enumerate(command_lines)]
+    ):
         assert code == 2, output[-2000:]
         assert f"{name}: {value} on worker 1" in output and "Traceback" not in output
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -120,8 +124,8 @@ def test_a_second_launcher_leaves_the_logs_of_the_first_alone(tmp_path):
 def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path, unbroken):
     assert run(tmp_path / "run", faults="kill@7").code == -signal.SIGKILL
     assert json.loads((tmp_path / "run" / "LOCK").read_text())["state"] == "training"
-    again = run(tmp_path / "run")
-    assert again.code == 0 and "waiting up to" not in again.output
+    next_result = run(tmp_path / "run")
+    assert next_result.code == 0 and "waiting up to" not in next_result.output
     assert trace(tmp_path / "run") == trace(unbroken(0))
 
 
@@ -131,8 +135,8 @@ def test_another_order_of_the_data_is_refused_unless_it_is_wanted(tmp_path):
     assert refused.code == 2
     assert "seed: 0 before, 4 now" in refused.output
     assert "global_batch_size: 12 before, 24 now" in refused.output
-    wanted = run(tmp_path / "run", "--seed=4", "--allow_config_change", "--train_steps=8")
-    assert wanted.code == 0 and "seed: 0 before, 4 now" in wanted.output
+    changed = run(tmp_path / "run", "--seed=4", "--allow_config_change", "--train_steps=8")
+    assert changed.code == 0 and "seed: 0 before, 4 now" in changed.output
 
 
 def test_settings_that_change_no_data_are_shown(tmp_path):

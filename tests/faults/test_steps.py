@@ -25,8 +25,8 @@ def finite(model_dir):
 
 
 def test_a_loss_that_is_not_finite_stops_both_workers_and_reaches_no_checkpoint(tmp_path):
-    done = run(tmp_path / "run", workers=2, **POISON)
-    assert done.code == 1, "what the same data would do again is not retried"
+    result = run(tmp_path / "run", workers=2, **POISON)
+    assert result.code == 1, "what the same data would do again is not retried"
     last = max(trace(tmp_path / "run"))
     reports = [text for text in (log(tmp_path / "run", index) for index in (0, 1)) if "the loss on" in text]
     assert reports, "the launcher may end the second worker before it reports the same"
@@ -37,46 +37,46 @@ def test_a_loss_that_is_not_finite_stops_both_workers_and_reaches_no_checkpoint(
 
 
 def test_a_bad_step_is_left_out_on_both_workers(tmp_path):
-    done = run(tmp_path / "run", "--on_nonfinite=skip", workers=2, **POISON)
-    assert done.code == 0, done.output[-2000:]
+    result = run(tmp_path / "run", "--on_nonfinite=skip", workers=2, **POISON)
+    assert result.code == 0, result.output[-2000:]
     finite(tmp_path / "run")
-    seen = next(v for n, v in tensors(tmp_path / "run").items() if n.startswith("seen/"))
-    assert seen.sum() == (STEPS - 1) * 12 and set(seen) == {0.0, 1.0}
-    assert seen[int(POISON["POISON"])] == 0.0
+    uses_by_example = next(v for n, v in tensors(tmp_path / "run").items() if n.startswith("seen/"))
+    assert uses_by_example.sum() == (STEPS - 1) * 12 and set(uses_by_example) == {0.0, 1.0}
+    assert uses_by_example[int(POISON["POISON"])] == 0.0
 
 
 def test_going_back_on_both_workers_ends_at_the_same_step_with_other_data(tmp_path):
-    done = run(tmp_path / "run", "--on_nonfinite=rollback", "--train_steps=30", workers=2, **POISON)
-    assert done.code == 0, done.output[-2000:]
-    assert "rolling back to the checkpoint of step" in done.output
+    result = run(tmp_path / "run", "--on_nonfinite=rollback", "--train_steps=30", workers=2, **POISON)
+    assert result.code == 0, result.output[-2000:]
+    assert "rolling back to the checkpoint of step" in result.output
     finite(tmp_path / "run")
-    seen = next(v for n, v in tensors(tmp_path / "run", 30).items() if n.startswith("seen/"))
-    assert seen.sum() == 30 * 12 and seen[int(POISON["POISON"])] == 0.0
+    uses_by_example = next(v for n, v in tensors(tmp_path / "run", 30).items() if n.startswith("seen/"))
+    assert uses_by_example.sum() == 30 * 12 and uses_by_example[int(POISON["POISON"])] == 0.0
 
 
 def test_a_hook_that_hangs_is_shown_and_ends_retryable(tmp_path):
-    done = run(tmp_path / "run", "--step_timeout_secs=5", faults="hang@8")
-    assert done.code == 134
-    assert "no progress for 5 s" in done.output and "in after_loop" in done.output
+    result = run(tmp_path / "run", "--step_timeout_secs=5", faults="hang@8")
+    assert result.code == 134
+    assert "no progress for 5 s" in result.output and "in after_loop" in result.output
     assert saved(tmp_path / "run")[-1] == 5
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_exception_in_the_hook_names_hook_and_step_and_its_step_is_saved(workers, tmp_path, unbroken):
     fault = "raise@8:1" if workers else "raise@8"
-    done = run(tmp_path / "run", workers=workers, faults=fault)
-    assert done.code == 1
-    text = log(tmp_path / "run", 1) if workers else done.output
+    result = run(tmp_path / "run", workers=workers, faults=fault)
+    assert result.code == 1
+    text = log(tmp_path / "run", 1) if workers else result.output
     assert "after_loop failed at step 8" in text
-    assert "RuntimeError: a fault that was asked for" in done.output
+    assert "RuntimeError: a fault that was asked for" in result.output
     assert saved(tmp_path / "run")[-1] == 8 and not pids(tmp_path / "run")
     assert run(tmp_path / "run", workers=workers).code == 0
     assert_bit_identical(tmp_path / "run", unbroken(workers))
 
 
 def test_a_worker_that_leaves_early_is_named(tmp_path):
-    done = run(tmp_path / "run", workers=2, faults="exit@8:1")
-    assert done.code == 7 and "worker 1 (job 1) failed first: exit code 7" in done.output
+    result = run(tmp_path / "run", workers=2, faults="exit@8:1")
+    assert result.code == 7 and "worker 1 (job 1) failed first: exit code 7" in result.output
 
 
 def test_the_same_seed_twice_gives_the_same_bits(tmp_path, unbroken):

@@ -14,7 +14,7 @@ from ctl.collectives import bootstrap, ranks
 from ctl.collectives.settings import Settings
 from hvd.elastic_jobs import ElasticJob
 from hvd.ranks import rank_environment
-from strangers import call, crowd
+from strangers import connect, crowd
 
 pytestmark = pytest.mark.workers
 
@@ -52,26 +52,26 @@ def start(program, environ):
 
 
 def started_amid_a_crowd(program, environs, port):
-    """What two processes printed; the second one came when a crowd was at the first one's port."""
+    """Returns the output of two processes. A crowd uses the first one's port before the second starts."""
     started = []
     try:
         started += [start(program, environ) for environ in environs]
         started[0].stdin.write("\n")
         started[0].stdin.flush()
-        while call(port) is None:
+        while connect(port) is None:
             assert started[0].poll() is None, started[0].communicate()
             time.sleep(0.05)
         with crowd(port, silent=1200):
             for _ in range(200):  # of them have been there before the other one comes
-                call(port)
-            done = [process.communicate("\n", timeout=TIMEOUT_SECS) for process in started[::-1]]
+                connect(port)
+            outputs = [process.communicate("\n", timeout=TIMEOUT_SECS) for process in started[::-1]]
     finally:
         for process in started:
             process.kill()
             process.wait()
-    for process, (_, err) in zip(started[::-1], done, strict=True):
+    for process, (_, err) in zip(started[::-1], outputs, strict=True):
         assert process.returncode == 0, err[-3000:]
-    return [json.loads(out.splitlines()[-1]) for out, _ in done]
+    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
 
 
 @pytest.mark.parametrize("secret", ["known to this job only", ""])
@@ -93,25 +93,25 @@ def test_workers_meet_amid_strangers(secret):
 def test_two_ranks_find_each_other_amid_strangers_and_listen_no_more():
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     port = int(addresses[0].rpartition(":")[2])
-    places = [ranks.build_ranks(addresses, rank) for rank in range(2)]
+    ranks_of_job = [ranks.build_ranks(addresses, rank) for rank in range(2)]
     settings = Settings(start_timeout=TIMEOUT_SECS, secret=b"known to this job only")
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(bootstrap.connect_ranks, places[0], settings)
-        while call(port) is None:
+        first = pool.submit(bootstrap.connect_ranks, ranks_of_job[0], settings)
+        while connect(port) is None:
             assert not first.done(), first.result()
             time.sleep(0.05)
         with crowd(port, silent=600):
             for _ in range(200):  # of them have been there before the other one comes
-                call(port)
-            second = pool.submit(bootstrap.connect_ranks, places[1], settings).result(TIMEOUT_SECS)
+                connect(port)
+            second = pool.submit(bootstrap.connect_ranks, ranks_of_job[1], settings).result(TIMEOUT_SECS)
             first = first.result(TIMEOUT_SECS)
-    assert call(port) is None
+    assert connect(port) is None
     second.peers[0].sendall(b"peer")
     second.control.sendall(b"control")
     assert first.peers[1].recv(8) == b"peer" and first.accepted[1].recv(8) == b"control"
     open_still = [first.control, second.control, first.peers[1], second.peers[0]]
-    for one in [*open_still, *first.accepted.values()]:
-        one.close()
+    for connection in [*open_still, *first.accepted.values()]:
+        connection.close()
 
 
 @pytest.mark.slow
@@ -129,17 +129,17 @@ def test_a_rank_that_died_is_replaced_amid_strangers(tmp_path):
     job = ElasticJob(tmp_path, "localhost:2", "-np", "2", "--min-np", "1")
     job.wait_for_step(3, 2)
     port = next(
-        int(word.rpartition(b":")[2])
+        int(variable.rpartition(b":")[2])
         for fact in job.steps(3, 2)
-        for word in Path(f"/proc/{fact['pid']}/environ").read_bytes().split(b"\0")
-        if word.startswith(b"CTL_HVD_RENDEZVOUS=")
+        for variable in Path(f"/proc/{fact['pid']}/environ").read_bytes().split(b"\0")
+        if variable.startswith(b"CTL_HVD_RENDEZVOUS=")
     )
     with crowd(port, silent=600):
         job.die(5)
         job.go(8)  # the one that is left does them alone: the other comes a second later
-        job.wait(lambda: "group 3: 2 ranks" in job.said)
+        job.wait(lambda: "group 3: 2 ranks" in job.output)
         job.go(20)
         job.wait_for_step(20, 2)
         job.go(1000)
-        code, said = job.end()
-    assert code == 0 and "no further process is started there" not in said, said[-3000:]
+        code, output = job.end()
+    assert code == 0 and "no further process is started there" not in output, output[-3000:]

@@ -1,4 +1,4 @@
-"""The supervisor with real processes: restarts, no progress, what is written down, logs, ports."""
+"""The supervisor with real processes: restarts, missing progress, recorded attempts, logs and ports."""
 
 import contextlib
 import os
@@ -47,11 +47,11 @@ print(task["cluster"]["worker"])
     gone_secs = time.monotonic() - killed
     code, err = job.end()
     assert code == 0 and gone_secs <= 35 and time.monotonic() - killed <= 60
-    why = f"worker {victim} (job {victim}) failed: SIGKILL"
-    assert f"ctl launch: restart 1 of 3 in 0.1 s: {why}\n" in err
+    reason = f"worker {victim} (job {victim}) failed: SIGKILL"
+    assert f"ctl launch: restart 1 of 3 in 0.1 s: {reason}\n" in err
     for i in range(2):
         assert job.log(f"job_{i}.attempt1").startswith("attempt 1 because None\n")
-        assert job.log(i).startswith(f"attempt 2 because {why}\n")
+        assert job.log(i).startswith(f"attempt 2 because {reason}\n")
     first, second = job.attempts
     assert first["failed"] == {
         "task": f"worker {victim}", "job": victim, "exit_code": 137, "signal": "SIGKILL",
@@ -90,7 +90,7 @@ wait_for(lambda: False)
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "says"),
+    ("checkpoint", "message"),
     [
         (5, "no progress: 3 attempts in a row ended with the newest checkpoint at step 5"),
         pytest.param(
@@ -98,7 +98,7 @@ wait_for(lambda: False)
         ),
     ],
 )
-def test_a_crash_loop_without_progress_stops_before_the_restarts_are_burnt(job, checkpoint, says):
+def test_a_crash_loop_without_progress_stops_before_the_restarts_are_burnt(job, checkpoint, message):
     code, _, err = job.run(
         BEATS + TRAINING + f"""
 beat(3, "training")
@@ -108,11 +108,11 @@ wait_for(lambda: False)
 """,
         "--workers=2", "--max_restarts=50", BACKOFF, command=[f"--model_dir={job.dir}/run"],
     )  # fmt: skip
-    assert code == 134 and f"ctl launch: {says}; not restarting\n" in err
-    told = job.attempts
-    assert len(told) == 3 and told[2]["next"] == f"no restart: {says}"
-    assert [a["step_after"] for a in told] == [checkpoint or 0] * 3
-    assert [a["step_before"] for a in told][1:] == [checkpoint or 0] * 2
+    assert code == 134 and f"ctl launch: {message}; not restarting\n" in err
+    attempts = job.attempts
+    assert len(attempts) == 3 and attempts[2]["next"] == f"no restart: {message}"
+    assert [a["step_after"] for a in attempts] == [checkpoint or 0] * 3
+    assert [a["step_before"] for a in attempts][1:] == [checkpoint or 0] * 2
 
 
 def test_kills_at_the_start_and_crashes_before_the_first_sign_of_life(job):
@@ -131,7 +131,7 @@ def test_kills_at_the_start_and_crashes_before_the_first_sign_of_life(job):
 
 @pytest.fixture
 def group():
-    """A control group of 64 MiB; processes write their number into its cgroup.procs."""
+    """Creates a control group of 64 MiB. Processes join it through its cgroup.procs."""
     for root, limits in (
         ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")),
         ("/sys/fs/cgroup", ("memory.max", "memory.swap.max")),
@@ -145,7 +145,7 @@ def group():
                 path.rmdir()
             continue
         yield path
-        wait_for(lambda found=path: not (found / "cgroup.procs").read_text())
+        wait_for(lambda group=path: not (group / "cgroup.procs").read_text())
         path.rmdir()
         return
     pytest.skip("control groups cannot be made here")
@@ -183,8 +183,8 @@ def test_a_crash_loop_that_gets_on_goes_on(job):
 def test_an_end_that_would_come_again_or_was_asked_for_is_not_retried(job, code):
     ended, _, err = job.run(f"print('once')\nsys.exit({code})", BACKOFF)
     assert ended == code and "restart 1" not in err and job.log(0) == "once\n"
-    [told] = job.attempts
-    assert told["next"].startswith(f"no restart: exit code {code} ")
+    [attempt] = job.attempts
+    assert attempt["next"].startswith(f"no restart: exit code {code} ")
 
 
 def test_errors_are_retried_when_asked_but_never_usage_errors(job):
@@ -264,8 +264,8 @@ def test_the_newest_five_earlier_logs_are_kept_and_those_of_an_earlier_start_are
         "--backoff_secs=0.01", command=[f"--model_dir={job.dir}/run"],
     )  # fmt: skip
     assert code == 0 and job.log(0).startswith("attempt 8")
-    kept = sorted(p.name for p in job.logs.glob("*.attempt*"))
-    assert kept == [f"job_0.attempt{n}.log" for n in range(3, 8)] + ["notes.attempt9.log"]
+    log_names = sorted(p.name for p in job.logs.glob("*.attempt*"))
+    assert log_names == [f"job_0.attempt{n}.log" for n in range(3, 8)] + ["notes.attempt9.log"]
     assert job.log("job_0.attempt7").startswith("attempt 7")
 
 
@@ -310,8 +310,8 @@ def test_the_chief_s_log_is_bounded_too_and_the_console_gets_all(job):
 
 
 @LINUX
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
-def test_what_workers_have_started_ends_with_the_launcher_too(job, how):
+@pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGTERM"])
+def test_what_workers_have_started_ends_with_the_launcher_too(job, signal_name):
     job.start(
         """
         import subprocess
@@ -325,7 +325,7 @@ def test_what_workers_have_started_ends_with_the_launcher_too(job, how):
     job.wait_for_logs("pid ")
     pids = [pid_of(job, i) for i in range(2)]
     assert all(map(is_alive, pids))
-    job.process.send_signal(signal.Signals[how])
+    job.process.send_signal(signal.Signals[signal_name])
     job.end()
     wait_for(lambda: not any(map(is_alive, pids)))
 

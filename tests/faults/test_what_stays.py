@@ -1,4 +1,4 @@
-"""Promises 18 and 19: there is always a checkpoint; what is to stay stays; deletions may fail."""
+"""Promises 18 and 19: a checkpoint always exists, protected ones are kept, and deletions may fail."""
 
 import contextlib
 import subprocess
@@ -14,20 +14,20 @@ def test_another_process_sees_a_whole_checkpoint_at_every_moment(jobs, tmp_path)
     """Looks as fast as it can while every step is saved and the one before deleted."""
     jobs.start(tmp_path, "--keep=1", "--save_every=1", "--steps=40", "--twice")
     directory = tmp_path / "checkpoints"
-    seen, looks = set(), 0
+    listed_steps, looks = set(), 0
     try:
         until(lambda: steps_of(directory), "the first checkpoint")
         while jobs.is_busy():
-            before, found = names(directory), steps_of(directory)
-            while not found and names(directory) != before:  # renamed between the listing and the reading
-                before, found = names(directory), steps_of(directory)
-            assert found, before
-            seen |= set(found)
+            before, steps = names(directory), steps_of(directory)
+            while not steps and names(directory) != before:  # renamed between the listing and the reading
+                before, steps = names(directory), steps_of(directory)
+            assert steps, before
+            listed_steps |= set(steps)
             looks += 1
     finally:
-        done = jobs.wait()
-    assert done.code == 0, done.output
-    assert len(seen) > 5 and looks > 20 and names(directory) == ["ckpt-40"]
+        result = jobs.wait()
+    assert result.code == 0, result.output
+    assert len(listed_steps) > 5 and looks > 20 and names(directory) == ["ckpt-40"]
 
 
 def steps_of(directory):
@@ -45,19 +45,19 @@ def test_a_deletion_that_fails_does_not_stop_training(jobs, tmp_path):  # noqa: 
     model_dir = tmp_path / "run"
     jobs.start(model_dir, "--keep=1", f"--signals={tmp_path}", faults="stop:after_step@3")
     until((tmp_path / "stopped-3").exists, "step 3")
-    place = model_dir / "checkpoints" / "ckpt-2"
-    mount = ["mount", "--bind", str(place), str(place)]
+    checkpoint = model_dir / "checkpoints" / "ckpt-2"
+    mount = ["mount", "--bind", str(checkpoint), str(checkpoint)]
     with contextlib.suppress(OSError):
         mounted = subprocess.run(mount, capture_output=True, timeout=30, check=False).returncode == 0
     (tmp_path / "go-3").touch()
     try:
-        done = jobs.wait()
+        result = jobs.wait()
     finally:
-        subprocess.run(["umount", "-l", str(place)], timeout=30, check=False, capture_output=True)
+        subprocess.run(["umount", "-l", str(checkpoint)], timeout=30, check=False, capture_output=True)
     if not mounted:
         pytest.skip("mount is refused")
-    assert done.code == 0 and done.json["ended"] == 8, done.output
-    assert f"Cannot delete the old checkpoint {place}" in done.output
+    assert result.code == 0 and result.json["ended"] == 8, result.output
+    assert f"Cannot delete the old checkpoint {checkpoint}" in result.output
     assert checkpoints(model_dir) == [2, 8]
     assert jobs(model_dir, "--keep=1", "--steps=9").code == 0
     assert checkpoints(model_dir) == [9]

@@ -1,4 +1,4 @@
-"""`ctlrun` under test: small Python programs stand in for training scripts."""
+"""Runs of `ctlrun` in tests. Small Python programs replace training scripts."""
 
 import os
 import re
@@ -31,21 +31,21 @@ def leave(name, text=""):
 
 
 class Ctlrun:
-    """One start of the command in a directory of its own; `warm` where its programs use TensorFlow."""
+    """One start of the command in a separate directory. `warm` is set if its programs use TensorFlow."""
 
     def __init__(self, directory: Path, *, warm: bool = False):
         self.dir = directory
         self._start = processes.start if warm else subprocess.Popen
         self.process: subprocess.Popen | None = None
 
-    def start(self, program: str, *options: str, words: tuple[str, ...] = (), **environ: str):
+    def start(self, program: str, *options: str, arguments: tuple[str, ...] = (), **environ: str):
         """Starts the launcher for the text of a program; returns its process."""
         path = self.dir / "train.py"
         path.write_text(BEGIN + textwrap.dedent(program))
-        return self.begin(*options, sys.executable, str(path), *words, **environ)
+        return self.begin(*options, sys.executable, str(path), *arguments, **environ)
 
-    def begin(self, *words: str, **environ: str):
-        """Starts the launcher with these words."""
+    def begin(self, *arguments: str, **environ: str):
+        """Starts the launcher with these arguments."""
         clean = {
             k: v
             for k, v in os.environ.items()
@@ -53,19 +53,19 @@ class Ctlrun:
         }
         clean |= {"PYTHONPATH": str(ROOT), "TEST_DIR": str(self.dir), **environ}
         self.process = self._start(
-            [sys.executable, "-m", "ctl.launch.horovodrun_cli", *words], env=clean, cwd=self.dir,
+            [sys.executable, "-m", "ctl.launch.horovodrun_cli", *arguments], env=clean, cwd=self.dir,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         return self.process
 
-    def run(self, program: str, *options: str, **more) -> tuple[int, str, str]:
-        """Starts and waits; exit code, stdout and stderr."""
-        self.start(program, *options, **more)
+    def run(self, program: str, *options: str, **start_options) -> tuple[int, str, str]:
+        """Starts the launcher and waits. Returns exit code, stdout and stderr."""
+        self.start(program, *options, **start_options)
         return self.end()
 
-    def say(self, *words: str, **environ: str) -> tuple[int, str, str]:
-        """Runs the command with these words, none of them a program of ours."""
-        self.begin(*words, **environ)
+    def run_command(self, *arguments: str, **environ: str) -> tuple[int, str, str]:
+        """Runs the command with these arguments instead of a test program."""
+        self.begin(*arguments, **environ)
         return self.end()
 
     def end(self) -> tuple[int, str, str]:
@@ -74,7 +74,7 @@ class Ctlrun:
         return self.process.returncode, out.decode(), err.decode()
 
     def read(self, name: str) -> str:
-        """What a program left under a name, once it has."""
+        """Returns the content that a program wrote under a name, after it exists."""
         self.wait_for((self.dir / name).exists)
         return (self.dir / name).read_text()
 
@@ -90,11 +90,11 @@ class Ctlrun:
             self.process.wait(TIMEOUT_SECS)
 
 
-def by_rank(text: str, kind: str = "stdout") -> dict[int, list[str]]:
-    """The lines of each rank, without what is in front of them."""
-    found: dict[int, list[str]] = {}
+def by_rank(text: str, stream: str = "stdout") -> dict[int, list[str]]:
+    """Returns the lines of each rank, without their prefixes."""
+    lines_by_rank: dict[int, list[str]] = {}
     for line in text.splitlines():
-        match = re.fullmatch(rf"\[(\d+)\]<{kind}>:(.*)", line)
+        match = re.fullmatch(rf"\[(\d+)\]<{stream}>:(.*)", line)
         if match:
-            found.setdefault(int(match[1]), []).append(match[2])
-    return found
+            lines_by_rank.setdefault(int(match[1]), []).append(match[2])
+    return lines_by_rank

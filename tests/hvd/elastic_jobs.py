@@ -1,9 +1,9 @@
-"""Elastic jobs of real processes on this machine, whose hosts are the names of it.
+"""Elastic jobs of real processes on this machine. All host names refer to it.
 
 job = ElasticJob(tmp_path, "127.0.0.1:2", "-np", "2", "--min-np", "1")
 job.wait_for_step(3)
 job.hosts("127.0.0.1:2", "127.0.0.2:1")
-code, said = job.end()
+code, output = job.end()
 """
 
 import json
@@ -25,7 +25,7 @@ LINE = re.compile(r"\[(\d+)\]<stdout>:(\{.*\})[\r\n]")
 class ElasticJob:
     """One `ctlrun` with a discovery script; its output is in a file."""
 
-    def __init__(self, directory: Path, hosts: str, *options: str, done=1000, program=None):
+    def __init__(self, directory: Path, hosts: str, *options: str, last_step=1000, program=None):
         self.dir = directory
         self.hosts(*hosts.split())
         script = directory / "discover.sh"
@@ -39,58 +39,58 @@ class ElasticJob:
             self.process = processes.start(
                 [
                     sys.executable, "-m", "ctl.launch.horovodrun_cli", *options, "--host-discovery-script",
-                    str(script), sys.executable, str(program), str(directory), str(done),
+                    str(script), sys.executable, str(program), str(directory), str(last_step),
                 ],
                 env={**clean, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
             )  # fmt: skip
 
     def hosts(self, *lines: str) -> None:
-        """What the script prints from now on."""
+        """Sets the list of hosts that the discovery script prints."""
         self._write("hosts", "".join(f"{line}\n" for line in lines))
 
     def go(self, step: int) -> None:
-        """Training may go on to this step."""
+        """Permits training until this step."""
         self._write("go", str(step))
 
     def die(self, step: int) -> None:
-        """The last rank dies in this step."""
+        """Makes the last rank exit in this step."""
         self._write("die", str(step))
 
     def port(self, port: int) -> None:
-        """Process 0 takes this one next."""
+        """Sets the port that process 0 uses next."""
         self._write("port", str(port))
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace")
 
     @property
     def facts(self) -> list[dict]:
-        """The JSON lines of all processes, each with the number of its process."""
-        return [{"number": int(m[1]), **json.loads(m[2])} for m in LINE.finditer(self.said)]
+        """The JSON lines of all processes, each with its process number."""
+        return [{"number": int(m[1]), **json.loads(m[2])} for m in LINE.finditer(self.output)]
 
     def steps(self, step: int, size: int | None = None) -> list[dict]:
-        """What all ranks said of a step, by rank, in a group of that size."""
-        found = [f for f in self.facts if f.get("step") == step and size in (None, f["size"])]
-        return sorted(found, key=lambda f: f["rank"])
+        """Returns the records of one step by rank, in a group of that size."""
+        records = [f for f in self.facts if f.get("step") == step and size in (None, f["size"])]
+        return sorted(records, key=lambda f: f["rank"])
 
     def wait_for_step(self, step: int, size: int) -> list[dict]:
-        """Until all ranks of a group of this size have done the step; what they said, by rank."""
+        """Waits until all ranks of a group of this size have completed the step. Returns their records."""
         self.wait(lambda: len(self.steps(step, size)) == size)
         return self.steps(step, size)
 
     def wait(self, condition) -> None:
-        """Until something is so; fails when the job ends before or after a long time."""
+        """Waits until `condition()` holds. Fails if the job ends before, or after a timeout."""
         until = time.monotonic() + TIMEOUT_SECS
         while not condition():
             ended = self.process.poll() is not None and not condition()
-            assert not ended and time.monotonic() < until, self.said[-6000:]
+            assert not ended and time.monotonic() < until, self.output[-6000:]
             time.sleep(0.05)
 
     def end(self) -> tuple[int, str]:
-        """Waits for the job's own end; its exit code and all it said."""
-        return self.process.wait(TIMEOUT_SECS), self.said
+        """Waits for the end of the job. Returns its exit code and output."""
+        return self.process.wait(TIMEOUT_SECS), self.output
 
     def close(self) -> None:
         if self.process.poll() is None:

@@ -16,7 +16,7 @@ _OPTIMIZER = (
 _DEVICES = "`device_dense`, `device_sparse` have no effect"
 _JSON = "objects travel as JSON and array bytes; pickle only with `allow_pickle=True`"
 
-# (module, name, Horovod's parameters, status, what a user should know)
+# (module, name, Horovod's parameters, status, note for users)
 ROWS = [
     (TF, "init", "comm process_sets", DIFFERS, "no `comm` of MPI; use process sets"),
     (TF, "shutdown", "", WORKS, "ranks that need this one get an error at once"),
@@ -103,29 +103,29 @@ CONSTANTS = ["Average", "Sum", "Min", "Max", "Product", "Compression", "global_p
              "HorovodInternalError", "HostsUpdatedInterrupt", "elastic", "keras"]  # fmt: skip
 
 
-def found(module, name):
-    """The thing itself."""
-    thing = importlib.import_module(module)
+def resolve(module, name):
+    """Returns the object of a dotted name in a module."""
+    value = importlib.import_module(module)
     for part in name.split("."):
-        thing = getattr(thing, part)
-    return thing
+        value = getattr(value, part)
+    return value
 
 
 def missing_parameters(module, name, parameters):
-    """Those of Horovod's that ours does not take."""
-    mine = inspect.signature(found(module, name)).parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in mine.values()):
-        return [p for p in parameters.split() if p not in mine and p not in _any_keyword(module, name)]
-    return [p for p in parameters.split() if p not in mine]
+    """Returns the parameters of Horovod that are missing in ctl.hvd."""
+    accepted = inspect.signature(resolve(module, name)).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
+        return [p for p in parameters.split() if p not in accepted and p not in _any_keyword(module, name)]
+    return [p for p in parameters.split() if p not in accepted]
 
 
 def _any_keyword(module, name):
-    source = inspect.getsource(found(module, name))
-    return {word.strip("\"'") for word in source.replace("(", " ").replace(",", " ").split()}
+    source = inspect.getsource(resolve(module, name))
+    return {name.strip("\"'") for name in source.replace("(", " ").replace(",", " ").split()}
 
 
 def table():
-    """The rows that need a note as a Markdown list; all others are the same as in Horovod."""
+    """Returns the rows with a note as a Markdown list. All other names behave as in Horovod."""
     notes = {}
     for module, name, _, status, note in ROWS:
         text = note if status == WORKS else f"{status}: {note}"

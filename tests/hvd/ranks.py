@@ -21,7 +21,7 @@ TIMEOUT_SECS = 240
 
 
 def rank_environment(rank: int, addresses: Sequence[str], **extra: str) -> dict[str, str]:
-    """What the launcher would set for one rank of those that listen at `addresses`."""
+    """Returns the variables that the launcher sets for one rank of those that listen at `addresses`."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "TF_CONFIG"))}
     config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": rank}}
     size = str(len(addresses))
@@ -80,12 +80,12 @@ def run_ranks(
 
 
 def results(program: Path | str, np: int, *arguments: str, **options) -> list[dict]:
-    """`run_ranks` for programs that end well: the last JSON line that each rank printed."""
-    done = run_ranks(program, np, *arguments, **options)
-    said = "\n".join(f"rank {i}: {code}\n{err[-3000:]}" for i, (code, _, err) in enumerate(done))
-    assert [code for code, _, _ in done] == [0] * np, said
+    """Runs a program that must succeed on all ranks. Returns the last JSON line of each rank."""
+    outputs = run_ranks(program, np, *arguments, **options)
+    report = "\n".join(f"rank {i}: {code}\n{err[-3000:]}" for i, (code, _, err) in enumerate(outputs))
+    assert [code for code, _, _ in outputs] == [0] * np, report
     return [
-        json.loads([line for line in out.splitlines() if line.startswith("{")][-1]) for _, out, _ in done
+        json.loads([line for line in out.splitlines() if line.startswith("{")][-1]) for _, out, _ in outputs
     ]
 
 

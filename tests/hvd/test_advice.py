@@ -1,4 +1,4 @@
-"""The rules of the trade, kept and broken."""
+"""Valid and invalid uses of the helpers in `ctl.hvd.advice`."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from ctl.hvd import advice, process
 
 
 class FourRanks:
-    """An engine's place, for what asks no other rank anything."""
+    """A substitute for the engine in tests without communication."""
 
     def __init__(self, rank):
         self.ranks = build_ranks([f"host:{port}" for port in range(1, 5)], rank)
@@ -30,21 +30,21 @@ def numbers():
 
 
 def test_ranks_share_out_all_examples(rank):
-    seen = []
+    examples = []
     for number in range(4):
         rank(number)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            seen += [int(x) for x in advice.shard(numbers()).shuffle(5).repeat(1)]
-    assert sorted(seen) == list(range(20))
+            examples += [int(x) for x in advice.shard(numbers()).shuffle(5).repeat(1)]
+    assert sorted(examples) == list(range(20))
 
 
 @pytest.mark.parametrize("before", ["shuffle", "repeat"])
 def test_sharding_too_late_is_told(rank, before):
-    late = numbers().shuffle(5) if before == "shuffle" else numbers().repeat(2)
+    shuffled_or_repeated = numbers().shuffle(5) if before == "shuffle" else numbers().repeat(2)
     with pytest.warns(UserWarning, match=rf"after {before}\(\); shard it first"):
-        advice.shard(late.map(lambda x: x))
-    finished = late.shard(4, 1).batch(2).prefetch(1)
+        advice.shard(shuffled_or_repeated.map(lambda x: x))
+    finished = shuffled_or_repeated.shard(4, 1).batch(2).prefetch(1)
     with pytest.warns(UserWarning, match=before):
         assert len(advice.check_sharding(finished)) == 1
 

@@ -10,7 +10,7 @@ WAYS = {"eager": lambda f: f, "function": tf.function}
 
 
 class Job:
-    """An aggregator of two passes whose exchanges fail while `fails`."""
+    """An aggregator of two passes with exchanges that fail while `fails` is set."""
 
     def __init__(self, way, fails=False):
         self.aggregator, self.fails, self.exchanged = Aggregator(2, averages=False), fails, []
@@ -18,8 +18,8 @@ class Job:
         self.run = WAYS[way](self._run)
 
     def _run(self, gradient):
-        (found,) = self.aggregator([gradient], [self.variable], self._reduce)
-        return found
+        (aggregated,) = self.aggregator([gradient], [self.variable], self._reduce)
+        return aggregated
 
     def _reduce(self, gradients):
         return [tf.ensure_shape(tf.numpy_function(self._exchange, gradients, tf.float32), [2])]

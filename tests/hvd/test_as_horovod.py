@@ -1,4 +1,4 @@
-"""Code that says `import horovod`, unchanged."""
+"""Unchanged programs that import horovod."""
 
 import sys
 from pathlib import Path
@@ -64,9 +64,9 @@ print(json.dumps({
 
 
 def test_three_spellings_of_keras_2_are_understood():
-    found = results(OLD_SPELLINGS, 2)
-    assert found[0] == found[1] and found[0]["lr"] == [0.2, 0.25]
-    count, same = found[0]["variables"]
+    result_by_rank = results(OLD_SPELLINGS, 2)
+    assert result_by_rank[0] == result_by_rank[1] and result_by_rank[0]["lr"] == [0.2, 0.25]
+    count, same = result_by_rank[0]["variables"]
     assert count == same >= 4
 
 
@@ -89,16 +89,16 @@ with open("{path}." + str(hvd.rank()), "w") as file:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "more", "command"),
+    ("vendor", "submodule", "command"),
     [("horovod", "", ["ctlrun", "--as-horovod"]), ("perseus", ".horovod", ["perseusrun"]),
      ("horovod", "", ["perseusrun"])],
 )  # fmt: skip
-def test_programs_of_horovod_start_unchanged(tmp_path, vendor, more, command):
+def test_programs_of_horovod_start_unchanged(tmp_path, vendor, submodule, command):
     program, path = tmp_path / "train.py", tmp_path / "out"
-    program.write_text(UNCHANGED.format(vendor=vendor, more=more, path=path))
+    program.write_text(UNCHANGED.format(vendor=vendor, more=submodule, path=path))
     script = str(Path(sys.executable).parent / command[0])
-    done = processes.run(
+    result = processes.run(
         [script, *command[1:], "-np", "2", sys.executable, str(program)], env=environment(), cwd=tmp_path
     )
-    assert done.returncode == 0, done.stdout
+    assert result.returncode == 0, result.stdout
     assert [Path(f"{path}.{rank}").read_text() for rank in (0, 1)] == ["1.0 ctl.hvd"] * 2

@@ -18,13 +18,13 @@ print(json.dumps({"ranks": ranks, "task": task, "total": float(total[-1])}), flu
 """
 
 
-def run(*words, timeout=300):
-    done = processes.run(
-        [sys.executable, "-m", *words], cwd=ROOT, env=environment(CUDA_VISIBLE_DEVICES=""),
+def run(*arguments, timeout=300):
+    result = processes.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment(CUDA_VISIBLE_DEVICES=""),
         text=True, timeout=timeout,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    return result.stdout
 
 
 def test_a_trainer_runs_under_ctlrun(tmp_path):
@@ -41,13 +41,13 @@ def test_ranks_are_the_workers_of_ctl_launch(tmp_path):
     out = run(
         "ctl", "launch", "--workers=3", f"--log_dir={tmp_path}/logs", "--", sys.executable, str(script)
     )
-    said = [json.loads(line[line.index("{") :]) for line in out.splitlines() if '"ranks"' in line]
+    records = [json.loads(line[line.index("{") :]) for line in out.splitlines() if '"ranks"' in line]
     logs = "".join(path.read_text() for path in (tmp_path / "logs").rglob("*.log"))
-    said += [json.loads(line[line.index("{") :]) for line in logs.splitlines() if '"ranks"' in line]
-    assert said, out
-    for one in said:
-        assert one["ranks"] == [[0, 0, 3, 1], [1, 1, 3, 1], [2, 2, 3, 1]] and one["total"] == 3.0
-    assert {one["task"]["index"] for one in said} == {0, 1, 2}
+    records += [json.loads(line[line.index("{") :]) for line in logs.splitlines() if '"ranks"' in line]
+    assert records, out
+    for record in records:
+        assert record["ranks"] == [[0, 0, 3, 1], [1, 1, 3, 1], [2, 2, 3, 1]] and record["total"] == 3.0
+    assert {record["task"]["index"] for record in records} == {0, 1, 2}
 
 
 def test_a_timeline_shows_waiting_and_sending(tmp_path):
@@ -58,6 +58,6 @@ def test_a_timeline_shows_waiting_and_sending(tmp_path):
     events = [event for event in json.loads(trace.read_text()) if event]
     rows = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     for name in ("total", "one"):
-        mine = [event for event in events if rows.get(event["pid"]) == name]
-        assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE"} <= {event["name"] for event in mine}
-        assert all(event["ts"] >= 0 for event in mine if event["ph"] != "M")
+        events_of_rank = [event for event in events if rows.get(event["pid"]) == name]
+        assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE"} <= {event["name"] for event in events_of_rank}
+        assert all(event["ts"] >= 0 for event in events_of_rank if event["ph"] != "M")

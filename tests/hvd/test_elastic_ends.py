@@ -32,12 +32,12 @@ def ctlrun(tmp_path):
 def start(tmp_path):
     jobs = []
 
-    def start(hosts, *options, program=None, **more):
+    def start(hosts, *options, program=None, **environ):
         path = None
         if program is not None:
             path = tmp_path / "program.py"
             path.write_text(BEGIN + program)
-        jobs.append(ElasticJob(tmp_path, hosts, *options, program=path, **more))
+        jobs.append(ElasticJob(tmp_path, hosts, *options, program=path, **environ))
         return jobs[-1]
 
     yield start
@@ -46,10 +46,10 @@ def start(tmp_path):
 
 
 def test_when_all_fail_the_job_does_and_the_first_is_named(start):
-    code, said = start("127.0.0.1:2", "-np", "2", "--min-np", "1", program="sys.exit(7)").end()
+    code, output = start("127.0.0.1:2", "-np", "2", "--min-np", "1", program="sys.exit(7)").end()
     assert code == 7
-    assert "ending the job: no process is running" in said
-    assert "failed: exit code 7 (the first failure)" in said
+    assert "ending the job: no process is running" in output
+    assert "failed: exit code 7 (the first failure)" in output
 
 
 def test_one_that_fails_before_the_first_group_is_replaced(start):
@@ -61,16 +61,16 @@ until = time.monotonic() + 100
 while not (here / "2").exists() and time.monotonic() < until:
     time.sleep(0.05)
 """
-    code, said = start("127.0.0.1:2", "-np", "2", "--min-np", "2", program=program).end()
-    assert code == 0, said
-    assert "process 1 on 127.0.0.1 failed: exit code 3" in said
+    code, output = start("127.0.0.1:2", "-np", "2", "--min-np", "2", program=program).end()
+    assert code == 0, output
+    assert "process 1 on 127.0.0.1 failed: exit code 3" in output
 
 
 def test_too_few_slots_are_a_failure_after_the_timeout(start):
     options = ("-np", "2", "--min-np", "2", "--elastic-timeout", "1")
-    code, said = start("127.0.0.1:1", *options, program="sys.exit(9)").end()
+    code, output = start("127.0.0.1:1", *options, program="sys.exit(9)").end()
     assert code == 1
-    assert "the job requires 2 (--elastic-timeout)" in said
+    assert "the job requires 2 (--elastic-timeout)" in output
 
 
 def test_a_failure_after_another_was_done_is_a_failure(start):
@@ -88,8 +88,8 @@ if rank == 1:
 (here / "done.new").write_text(str(os.getpid()))
 (here / "done.new").rename(here / "done")
 """
-    code, said = start("127.0.0.1:2", "-np", "2", "--min-np", "1", program=program).end()
-    assert code == 5, said
+    code, output = start("127.0.0.1:2", "-np", "2", "--min-np", "1", program=program).end()
+    assert code == 5, output
 
 
 def test_a_member_that_does_not_come_back_is_killed_and_the_job_goes_on(start):
@@ -101,10 +101,10 @@ if place.rank == 1:
 print(elastic_line.join_next_group().size)
 """
     options = ("-np", "2", "--min-np", "1", "--elastic-timeout", "20", "--reset-limit", "1")
-    code, said = start("127.0.0.1:2", *options, program=program).end()
-    assert code == 0, said
-    assert "process 1 did not join the new group in time; killing it" in said
-    assert "[0]<stdout>:1\n" in said
+    code, output = start("127.0.0.1:2", *options, program=program).end()
+    assert code == 0, output
+    assert "process 1 did not join the new group in time; killing it" in output
+    assert "[0]<stdout>:1\n" in output
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
@@ -120,27 +120,27 @@ def test_processes_end_with_the_launcher(start, signum):
     ctlrun.wait_for(lambda: not any(map(is_alive, pids)))
 
 
-@pytest.mark.parametrize(("script", "said"), [
+@pytest.mark.parametrize(("script", "message"), [
     ("#!/bin/sh\necho no hosts today >&2\nexit 4\n", "failed: exit code 4, no hosts today"),
     ("#!/bin/sh\necho 'a b c'\n", "printed an invalid line"),
 ])  # fmt: skip
-def test_a_discovery_script_that_fails_at_first_is_a_mistake(tmp_path, ctlrun, script, said):
+def test_a_discovery_script_that_fails_at_first_is_a_mistake(tmp_path, ctlrun, script, message):
     path = tmp_path / "discover.sh"
     path.write_text(script)
     path.chmod(0o755)
-    code, _, err = ctlrun.say("-np", "1", "--host-discovery-script", str(path), "sleep", "1000")
-    assert code == 2 and said in err
-    code, _, err = ctlrun.say("-np", "1", "--host-discovery-script", "/no/script", "sleep", "1")
+    code, _, err = ctlrun.run_command("-np", "1", "--host-discovery-script", str(path), "sleep", "1000")
+    assert code == 2 and message in err
+    code, _, err = ctlrun.run_command("-np", "1", "--host-discovery-script", "/no/script", "sleep", "1")
     assert code == 2 and "cannot be run" in err
 
 
 def test_hosts_without_a_number_have_the_slots_of_an_option(start):
     program = "print('slot', os.environ['HOROVOD_LOCAL_RANK'], os.environ['HOROVOD_HOSTNAME'])"
     options = ("-np", "3", "--slots-per-host", "2")
-    code, said = start("127.0.0.1 127.0.0.2:1", *options, program=program).end()
-    assert code == 0, said
+    code, output = start("127.0.0.1 127.0.0.2:1", *options, program=program).end()
+    assert code == 0, output
     assert {"slot 0 127.0.0.1", "slot 1 127.0.0.1", "slot 0 127.0.0.2"} >= {
-        line.partition(">:")[2] for line in said.splitlines() if "<stdout>:slot" in line
+        line.partition(">:")[2] for line in output.splitlines() if "<stdout>:slot" in line
     }
 
 
@@ -150,14 +150,14 @@ def test_a_far_process_takes_part_and_its_command_line_shows_no_secret(start, mo
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SSH_LOG", str(tmp_path / "ssh.log"))
-    job = start("127.0.0.1:1 me@127.0.0.2:1", "-np", "2", "--min-np", "1", done=4)
+    job = start("127.0.0.1:1 me@127.0.0.2:1", "-np", "2", "--min-np", "1", last_step=4)
     job.go(4)
     facts = job.wait_for_step(4, size=2)
-    code, said = job.end()
-    assert code == 0, said[-6000:]
+    code, output = job.end()
+    assert code == 0, output[-6000:]
     assert all(f["weights"] == [4.0, 4.0] for f in facts)
-    words = (tmp_path / "ssh.log").read_text()
-    assert "remote_entry.py" in words and "CTL_HVD" not in words and "SECRET" not in words
+    ssh_log = (tmp_path / "ssh.log").read_text()
+    assert "remote_entry.py" in ssh_log and "CTL_HVD" not in ssh_log and "SECRET" not in ssh_log
 
 
 def test_what_an_outer_job_said_is_not_told_to_an_elastic_one(tmp_path, ctlrun):
@@ -165,7 +165,7 @@ def test_what_an_outer_job_said_is_not_told_to_an_elastic_one(tmp_path, ctlrun):
     path = tmp_path / "show.py"
     path.write_text(f"import json, os\nprint(json.dumps([os.environ.get(k) for k in {names}]))\n")
     outer = {"TF_CONFIG": "{}", "HOROVOD_SIZE": "5", "CTL_HEARTBEAT": "/old"}
-    code, out, err = ctlrun.say("-np", "1", "--min-np", "1", sys.executable, str(path), **outer)
+    code, out, err = ctlrun.run_command("-np", "1", "--min-np", "1", sys.executable, str(path), **outer)
     assert code == 0, err
     config, size, heartbeat = json.loads(out.removeprefix("[0]<stdout>:"))
     assert (config, size) == (None, "1") and heartbeat.startswith("/proc/")
@@ -182,9 +182,9 @@ hvd.init()  # would wait for the other for five minutes
 print(f"size {hvd.size()}")
 """
     options = ("-np", "2", "--min-np", "1", "--reset-limit", "1")
-    code, said = start("127.0.0.1:2", *options, program=program).end()
-    assert code == 0, said
-    assert "[0]<stdout>:size 1\n" in said and "rank 1 is gone" in said
+    code, output = start("127.0.0.1:2", *options, program=program).end()
+    assert code == 0, output
+    assert "[0]<stdout>:size 1\n" in output and "rank 1 is gone" in output
 
 
 SLOW_EXIT = """
@@ -201,18 +201,18 @@ def test_a_dismissed_process_that_has_not_ended_is_not_taken_into_the_next_group
     program.write_text(
         SLOW_EXIT.format(folder=str(PROGRAMS), program=str(PROGRAMS / "elastic_training.py"))
     )
-    job = ElasticJob(tmp_path, "localhost:3", "-np", "3", "--min-np", "1", program=program, done=12)
+    job = ElasticJob(tmp_path, "localhost:3", "-np", "3", "--min-np", "1", program=program, last_step=12)
     try:
         job.wait_for_step(3, size=3)
         job.hosts("localhost:1")
-        job.wait(lambda: job.said.count("no longer has a slot") == 2)
+        job.wait(lambda: job.output.count("no longer has a slot") == 2)
         job.hosts("localhost:2")
         job.go(6)
-        job.wait(lambda: re.search(r"group 3: .*\n", job.said))
-        [numbers] = re.findall(r"group 3: 2 ranks, processes in the order of ranks: (.*)", job.said)
-        assert numbers == "0, 3", job.said[-3000:]
+        job.wait(lambda: re.search(r"group 3: .*\n", job.output))
+        [numbers] = re.findall(r"group 3: 2 ranks, processes in the order of ranks: (.*)", job.output)
+        assert numbers == "0, 3", job.output[-3000:]
         job.go(1000)
-        code, said = job.end()
+        code, output = job.end()
     finally:
         job.close()
-    assert code == 0, said[-6000:]
+    assert code == 0, output[-6000:]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.workers
 
 @pytest.fixture
 def alone():
-    """A job of one rank, in this process."""
+    """Runs a test in a job of one rank in this process."""
     process.init()
     yield
     process.shutdown()
@@ -35,8 +35,8 @@ def job(tmp_path):
         return started[-1]
 
     yield start
-    for one in started:
-        one.close()
+    for elastic_job in started:
+        elastic_job.close()
 
 
 MAKERS = {
@@ -47,10 +47,10 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("is_trained", [False, True], ids=["not built", "built"])
-def test_a_model_and_its_optimizer_go_back_to_the_last_commit(alone, kind, is_trained):
-    module, make = MAKERS[kind]
+def test_a_model_and_its_optimizer_go_back_to_the_last_commit(alone, maker, is_trained):
+    module, make = MAKERS[maker]
     layers = [module.layers.Dense(3, activation="relu"), module.layers.BatchNormalization()]
     model = module.Sequential([module.layers.InputLayer((2,)), *layers, module.layers.Dense(1)])
     model.compile(make(), "mse")
@@ -68,8 +68,8 @@ def test_a_model_and_its_optimizer_go_back_to_the_last_commit(alone, kind, is_tr
     state.batch = 9
     state.restore()
     assert state.batch == 3
-    again = fit()
-    assert all(np.array_equal(a, b) for a, b in zip(once, again, strict=True))
+    weights_after_restore = fit()
+    assert all(np.array_equal(a, b) for a, b in zip(once, weights_after_restore, strict=True))
     state.commit()
     fit()
     state.restore()
@@ -105,8 +105,8 @@ def test_in_a_job_that_is_not_elastic_what_is_raised_is_raised(alone, error):
     calls = []
 
     @elastic.run
-    def train(state, word):
-        calls.append(word)
+    def train(state, argument):
+        calls.append(argument)
         raise error
 
     with pytest.raises(type(error)):
@@ -115,14 +115,14 @@ def test_in_a_job_that_is_not_elastic_what_is_raised_is_raised(alone, error):
 
 
 class Elastic:
-    """Stands in for the line to a launcher: every `commit` of one rank asks it whether to go on."""
+    """A substitute for the launcher connection that every `commit` of one rank polls."""
 
     def __init__(self, monkeypatch):
         self.skips: list[bool] = []
         self.must_sync = True
         monkeypatch.setattr(elastic.elastic_line, "is_elastic", lambda: True)
         monkeypatch.setattr(elastic.elastic_line, "connect_group", lambda connect: connect(Ranks()))
-        monkeypatch.setattr(elastic.elastic_line, "set_loss_listener", lambda tell: None)
+        monkeypatch.setattr(elastic.elastic_line, "set_loss_listener", lambda listener: None)
         monkeypatch.setattr(elastic.elastic_line, "add_listener", lambda state: None)
         monkeypatch.setattr(elastic.elastic_line, "report_synced", lambda: None)
         monkeypatch.setattr(elastic.elastic_line, "set_skip_sync", self.skips.append)
@@ -130,7 +130,7 @@ class Elastic:
 
 
 class Watched(elastic.ObjectState):
-    """Notes what is done with it."""
+    """A recorder of calls."""
 
     def __init__(self, **kwargs):
         self.__dict__["did"] = []
@@ -211,12 +211,12 @@ def test_other_errors_are_the_script_s_own(alone, monkeypatch):
     assert state.did == ["sync", "sync"]
 
 
-@pytest.mark.parametrize(("told", "skip_sync"), [((1,), True), ((2,), False), ((1, 2), False)])
-def test_a_commit_raises_once_hosts_have_changed(alone, monkeypatch, told, skip_sync):
+@pytest.mark.parametrize(("changes", "skip_sync"), [((1,), True), ((2,), False), ((1, 2), False)])
+def test_a_commit_raises_once_hosts_have_changed(alone, monkeypatch, changes, skip_sync):
     Elastic(monkeypatch)
     state = elastic.ObjectState(step=1)
     state.commit()
-    for change in told:
+    for change in changes:
         state.on_hosts_updated(0.0, change)
     state.step = 2
     with pytest.raises(HostsUpdatedInterrupt) as caught:
@@ -238,14 +238,16 @@ def test_a_state_with_an_object_that_is_not_data_says_what_allows_it(alone):
 
 
 def test_fit_goes_on_after_a_rank_was_killed_and_one_joined(job):
-    started = job("127.0.0.1:2", "-np", "2", "--min-np", "1", done=12, program=PROGRAMS / "elastic_fit.py")
+    started = job(
+        "127.0.0.1:2", "-np", "2", "--min-np", "1", last_step=12, program=PROGRAMS / "elastic_fit.py"
+    )
     before = started.wait_for_step(3, size=2)
     os.kill(before[0]["pid"], signal.SIGKILL)
-    started.wait(lambda: "group 3: 2 ranks" in started.said)
+    started.wait(lambda: "group 3: 2 ranks" in started.output)
     started.go(12)
     after = started.wait_for_step(12, size=2)
-    code, said = started.end()
-    assert code == 0, said[-6000:]
+    code, output = started.end()
+    assert code == 0, output[-6000:]
     assert after[0]["pid"] == before[1]["pid"]
     for fact in (f for f in started.facts if "step" in f):
         assert fact["weights"] == [float(fact["step"])] * fact["size"]

@@ -1,4 +1,4 @@
-"""A process's line to the launcher of an elastic job: what it hears, and what follows."""
+"""Connection of an elastic worker to the launcher: messages and their effects."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ class Launcher:
         self.service = WorkerChannels("s3cret", "127.0.0.1")
 
     def wait_for(self, key):
-        """The next message of worker 7 with this key."""
+        """Returns the next message of worker 7 with this key."""
         over = threading.Event()
         for _ in range(6000):
             for worker, message in self.service.events():
@@ -35,15 +35,15 @@ class Launcher:
             over.wait(0.02)
         raise AssertionError(f"no {key!r} came")
 
-    def place(self, generation, size=2, must_sync=True):
-        place = {
+    def assign(self, generation, size=2, must_sync=True):
+        assignment = {
             "rank": 0, "size": size, "local_rank": 1, "local_size": size, "cross_rank": 0,
             "cross_size": 1, "addresses": [f"127.0.0.1:{n}" for n in range(size)],
             "generation": generation, "is_homogeneous": True,
         }  # fmt: skip
-        self.say(place=place, must_sync=must_sync)
+        self.send(place=assignment, must_sync=must_sync)
 
-    def say(self, **message):
+    def send(self, **message):
         assert self.service.send(7, message)
 
 
@@ -59,29 +59,29 @@ class Listener:
 
 @pytest.fixture
 def launcher(monkeypatch):
-    made = Launcher()
-    monkeypatch.setenv("CTL_HVD_RENDEZVOUS", f"127.0.0.1:{made.service.port}")
+    launcher = Launcher()
+    monkeypatch.setenv("CTL_HVD_RENDEZVOUS", f"127.0.0.1:{launcher.service.port}")
     monkeypatch.setenv("CTL_HVD_SECRET", "s3cret")
     monkeypatch.setenv("CTL_HVD_WORKER", "7")
     monkeypatch.setattr(elastic_line, "_client", None)
     elastic_line.report_synced()
-    assert made.wait_for("synced")
+    assert launcher.wait_for("synced")
     before = dict(os.environ)
-    yield made
-    made.service.close()
+    yield launcher
+    launcher.service.close()
     for name in set(os.environ) - set(before):  # where it is in the group
         os.environ.pop(name)
 
 
 def test_a_place_comes_once_the_launcher_has_a_group(launcher):
     elastic_line.set_skip_sync(True)
-    launcher.place(3, must_sync=False)
-    place = elastic_line.join_next_group()
-    asked = launcher.wait_for("join")
-    assert asked["skips_sync"] is True and 0 < asked["join"] < 65536
-    assert (place.size, place.local_rank, place.generation) == (2, 1, 3)
-    assert place.addresses == ("127.0.0.1:0", "127.0.0.1:1") and not elastic_line.must_sync()
-    launcher.place(4)
+    launcher.assign(3, must_sync=False)
+    assignment = elastic_line.join_next_group()
+    request = launcher.wait_for("join")
+    assert request["skips_sync"] is True and 0 < request["join"] < 65536
+    assert (assignment.size, assignment.local_rank, assignment.generation) == (2, 1, 3)
+    assert assignment.addresses == ("127.0.0.1:0", "127.0.0.1:1") and not elastic_line.must_sync()
+    launcher.assign(4)
     elastic_line.join_next_group()
     assert launcher.wait_for("join")["skips_sync"] is False and elastic_line.must_sync()
 
@@ -89,62 +89,62 @@ def test_a_place_comes_once_the_launcher_has_a_group(launcher):
 def test_listeners_hear_of_changes_of_their_group_only(launcher):
     listener = Listener()
     elastic_line.add_listener(listener)
-    launcher.place(3)
+    launcher.assign(3)
     elastic_line.join_next_group()
-    launcher.say(change=1, time=1.0, group=2)
-    launcher.say(change=2, time=5.0, group=3)
+    launcher.send(change=1, time=1.0, group=2)
+    launcher.send(change=2, time=5.0, group=3)
     assert listener.came.wait(60) and listener.told == [(5.0, 2)]
     elastic_line.remove_listener(listener)
-    launcher.say(change=2, time=6.0, group=3)
-    launcher.place(4)
+    launcher.send(change=2, time=6.0, group=3)
+    launcher.assign(4)
     elastic_line.join_next_group()
     assert listener.told == [(5.0, 2)]
 
 
 def test_a_loss_is_told_whether_it_comes_early_or_late(launcher):
-    launcher.place(3)
-    launcher.say(lost=1, group=3)
+    launcher.assign(3)
+    launcher.send(lost=1, group=3)
     elastic_line.join_next_group()
-    told, came = [], threading.Event()
+    reasons, came = [], threading.Event()
 
-    def tell(why):
-        told.append(why)
+    def report_loss(reason):
+        reasons.append(reason)
         came.set()
 
-    elastic_line.set_loss_listener(tell)
-    assert came.wait(60) and "rank 1 is gone" in told[0] and elastic_line.read_loss() == told[0]
-    launcher.place(4)
+    elastic_line.set_loss_listener(report_loss)
+    assert came.wait(60) and "rank 1 is gone" in reasons[0] and elastic_line.read_loss() == reasons[0]
+    launcher.assign(4)
     elastic_line.join_next_group()
     assert elastic_line.read_loss() == ""
     came.clear()
-    elastic_line.set_loss_listener(tell)
-    launcher.say(lost=1, group=3)  # of the group before
-    launcher.say(lost=0, group=4)
-    assert came.wait(60) and len(told) == 2 and "rank 0 is gone" in told[1]
+    elastic_line.set_loss_listener(report_loss)
+    launcher.send(lost=1, group=3)  # of the group before
+    launcher.send(lost=0, group=4)
+    assert came.wait(60) and len(reasons) == 2 and "rank 0 is gone" in reasons[1]
 
 
 def test_a_group_that_breaks_at_once_is_followed_by_the_next(launcher, capsys):
-    launcher.place(3)
-    launcher.place(4)
+    launcher.assign(3)
+    launcher.assign(4)
 
-    def connect(place):
-        if place.generation == 3:
+    def connect(assignment):
+        if assignment.generation == 3:
             raise HorovodInternalError("rank 1 is gone")
-        return place.generation
+        return assignment.generation
 
     assert elastic_line.connect_group(connect) == 4
     assert "group 3 failed to connect: rank 1 is gone" in capsys.readouterr().err
 
 
 def test_a_process_that_is_not_needed_leaves_with_0(launcher):
-    launcher.say(leave=True)
+    launcher.send(leave=True)
     with pytest.raises(SystemExit) as caught:
         elastic_line.join_next_group()
     assert caught.value.code == 0
 
 
 def test_no_group_any_more_is_an_error_that_says_why(launcher):
-    launcher.say(failure="too few")
+    launcher.send(failure="too few")
     with pytest.raises(PeerLostError, match="no new group of ranks: too few"):
         elastic_line.join_next_group()
 
@@ -162,35 +162,35 @@ def test_half_of_the_variables_is_a_mistake_that_names_them(launcher, monkeypatc
         elastic_line.join_next_group()
 
 
-def said(service, count):
-    """The next events of a service."""
-    found, over = [], threading.Event()
+def wait_for_events(service, count):
+    """Returns the next events of a service."""
+    events, over = [], threading.Event()
     for _ in range(6000):
-        found += service.events()
-        if len(found) >= count:
-            return found
+        events += service.events()
+        if len(events) >= count:
+            return events
         over.wait(0.02)
-    raise AssertionError(found)
+    raise AssertionError(events)
 
 
 def test_a_place_is_also_in_the_environment(launcher, monkeypatch):
     for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"):
         monkeypatch.setenv(f"HOROVOD_{name}", "99")
-    launcher.place(1, size=3)
+    launcher.assign(1, size=3)
     elastic_line.join_next_group()
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     assert [os.environ[f"HOROVOD_{name}"] for name in names] == ["0", "3", "1", "3", "0", "1"]
 
 
 def test_new_hosts_are_told_at_once_and_the_ranks_change_when_they_are_ready(launcher):
-    launcher.place(2)
+    launcher.assign(2)
     elastic_line.join_next_group()
     state = elastic.ObjectState(bcast_object=lambda value: value, batch=0)
     elastic_line.add_listener(state)
-    launcher.say(notice=2, time=7.0, group=2)
+    launcher.send(notice=2, time=7.0, group=2)
     assert state._host_messages.get(timeout=60) == (7.0, 2)
-    state.commit()  # goes on
-    launcher.say(change=2, time=8.0, group=2)
+    state.commit()  # continues
+    launcher.send(change=2, time=8.0, group=2)
     assert state._host_messages.get(timeout=60) == (8.0, 2)
     with pytest.raises(HostsUpdatedInterrupt):
         state.commit()
@@ -199,15 +199,15 @@ def test_new_hosts_are_told_at_once_and_the_ranks_change_when_they_are_ready(lau
 
 def test_processes_begin_with_the_place_that_is_planned_for_them():
     slots = [Slot("host1", 0), Slot("host1", 1), Slot("host2", 0)]
-    found = [_plan_ranks(slots, slot) for slot in slots]
-    assert [(p.rank, p.size, p.local_rank, p.local_size) for p in found] == [
+    plans = [_plan_ranks(slots, slot) for slot in slots]
+    assert [(p.rank, p.size, p.local_rank, p.local_size) for p in plans] == [
         (0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1),
     ]  # fmt: skip
-    assert [(p.cross_rank, p.cross_size) for p in found] == [(0, 2), (0, 1), (1, 2)]
+    assert [(p.cross_rank, p.cross_size) for p in plans] == [(0, 2), (0, 1), (1, 2)]
 
 
 def dial(address, secret, worker):
-    """A worker's connection to the launcher."""
+    """Opens a worker's connection to the launcher."""
     endpoint = Endpoint(secret, worker_channels.PURPOSE, worker_channels.IDENTITY)
     return JsonLines(connect(address, endpoint, {"worker": worker}))
 
@@ -216,11 +216,11 @@ def test_a_worker_and_the_launcher_talk_when_both_know_the_secret():
     launcher = WorkerChannels("s3cret", "127.0.0.1")
     line = dial(("127.0.0.1", launcher.port), b"s3cret", 7)
     line.send({"join": 5})
-    assert said(launcher, 1) == [(7, {"join": 5})]
+    assert wait_for_events(launcher, 1) == [(7, {"join": 5})]
     assert launcher.send(7, {"place": {}}) and line.receive() == {"place": {}}
     assert not launcher.send(8, {})
     line.close()
-    assert said(launcher, 1) == [(7, {"gone": True})]
+    assert wait_for_events(launcher, 1) == [(7, {"gone": True})]
     launcher.close()
 
 
@@ -245,9 +245,9 @@ def test_what_is_no_message_ends_the_connection_of_its_worker_only():
         with connect(address, endpoint, {"worker": 7}) as connection:
             with contextlib.suppress(OSError):
                 connection.sendall(nonsense)
-            assert said(launcher, 1) == [(7, {"gone": True})]
+            assert wait_for_events(launcher, 1) == [(7, {"gone": True})]
     other.send({"join": 5})
-    assert said(launcher, 1) == [(8, {"join": 5})]
+    assert wait_for_events(launcher, 1) == [(8, {"join": 5})]
     launcher.close()
 
 
@@ -256,17 +256,17 @@ def test_the_end_of_an_older_connection_is_not_the_end_of_its_worker():
     address, before = ("127.0.0.1", launcher.port), set(threading.enumerate())
     older = dial(address, b"s3cret", 7)
     older.send({"first": 1})
-    assert said(launcher, 1) == [(7, {"first": 1})]
+    assert wait_for_events(launcher, 1) == [(7, {"first": 1})]
     [reader] = set(threading.enumerate()) - before
     newer = dial(address, b"s3cret", 7)
     newer.send({"second": 2})
-    assert said(launcher, 1) == [(7, {"second": 2})]
+    assert wait_for_events(launcher, 1) == [(7, {"second": 2})]
     older.close()
     reader.join(TIMEOUT_SECS)
     assert launcher.send(7, {"place": {}}) and newer.receive() == {"place": {}}
     assert list(launcher.events()) == []
     newer.close()
-    assert said(launcher, 1) == [(7, {"gone": True})]
+    assert wait_for_events(launcher, 1) == [(7, {"gone": True})]
     launcher.close()
 
 
@@ -276,23 +276,23 @@ def test_a_launcher_that_is_busy_is_called_again_and_one_that_is_gone_is_not(mon
     monkeypatch.setenv("CTL_HVD_SECRET", "s3cret")
     monkeypatch.setenv("CTL_HVD_WORKER", "7")
     monkeypatch.setattr(elastic_line, "_RETRY_SECS", 0.0)
-    left, right = socket.socketpair()
-    made = []
+    local_end, remote_end = socket.socketpair()
+    connections = []
 
     def called(*_):
-        made.append(1)
-        if len(made) < 3:
+        connections.append(1)
+        if len(connections) < 3:
             raise fault("not now")
-        return left
+        return local_end
 
     monkeypatch.setattr(elastic_line.authenticated_channel, "connect", called)
-    with left, right:
+    with local_end, remote_end:
         if calls == 1:
             with pytest.raises(PeerLostError, match="cannot be reached: not now"):
                 elastic_line._connect_to_launcher()
         else:
             elastic_line._connect_to_launcher()
-    assert len(made) == calls
+    assert len(connections) == calls
 
 
 def test_a_crowd_does_not_keep_a_replacement_from_the_launcher(monkeypatch):

@@ -1,4 +1,4 @@
-"""The page's table of Horovod's API says what is so."""
+"""Comparison of the documented table of Horovod's API with `ctl.hvd`."""
 
 import pytest
 from conftest import ROOT
@@ -10,11 +10,11 @@ IDS = [f"{module}.{name}" for module, name, *_ in hvd_api.ROWS]
 
 @pytest.mark.parametrize(("module", "name", "parameters", "status", "note"), hvd_api.ROWS, ids=IDS)
 def test_a_name_of_the_api_is_there_with_its_parameters(module, name, parameters, status, note):
-    thing = hvd_api.found(module, name)
-    assert callable(thing) and thing.__doc__
+    value = hvd_api.resolve(module, name)
+    assert callable(value) and value.__doc__
     if status == hvd_api.REFUSED:
         with pytest.raises(CtlError) as raised:
-            thing(*[None] * len(parameters.split()))
+            value(*[None] * len(parameters.split()))
         assert isinstance(raised.value, NotImplementedError) and "hvd." in str(raised.value)
     else:
         assert hvd_api.missing_parameters(module, name, parameters) == []
@@ -23,7 +23,7 @@ def test_a_name_of_the_api_is_there_with_its_parameters(module, name, parameters
 
 @pytest.mark.parametrize("name", hvd_api.CONSTANTS)
 def test_a_constant_is_there(name):
-    assert hvd_api.found("ctl.hvd", name) is not None
+    assert hvd_api.resolve("ctl.hvd", name) is not None
 
 
 def test_every_public_name_is_there():

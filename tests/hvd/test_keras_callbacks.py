@@ -8,7 +8,7 @@ pytestmark = pytest.mark.workers
 
 @pytest.fixture(scope="module")
 def ranks():
-    """What each of two ranks found."""
+    """Returns the results of each of two ranks."""
     return results(PROGRAMS / "calling_back.py", 2)
 
 
@@ -39,35 +39,35 @@ def test_metrics_are_averaged_in_place_for_the_callbacks_after(ranks):
 
 def test_ranks_with_different_metrics_all_raise_and_name_it(ranks):
     for rank in ranks:
-        said = rank["different_metrics_are_an_error_everywhere"]
-        assert "rank 0 has no metric 'val_loss'" in said
+        message = rank["different_metrics_are_an_error_everywhere"]
+        assert "rank 0 has no metric 'val_loss'" in message
 
 
 def test_the_rate_rises_over_the_first_epochs_and_falls_by_epoch_later(ranks):
     rising = [round(0.2 + 0.2 * (batch + 1) / 8, 6) for batch in range(8)]
-    found = ranks[0]["warm_up_and_schedule"]
-    assert found["rates"] == [*rising, *[0.4] * 8, *[0.04] * 4][:12] + [0.4] * 4 + [0.04] * 4
-    assert found["logs"] == [0.3, 0.4, 0.4, 0.4, 0.04]
-    assert ranks[1]["warm_up_and_schedule"] == found
-    assert ranks[0]["warm_up_of_a_scaled_loss"] == found["rates"]
+    values = ranks[0]["warm_up_and_schedule"]
+    assert values["rates"] == [*rising, *[0.4] * 8, *[0.04] * 4][:12] + [0.4] * 4 + [0.04] * 4
+    assert values["logs"] == [0.3, 0.4, 0.4, 0.4, 0.04]
+    assert ranks[1]["warm_up_and_schedule"] == values
+    assert ranks[0]["warm_up_of_a_scaled_loss"] == values["rates"]
 
 
 def test_momentum_is_scaled_with_the_rate(ranks):
     # -0.1, then 0.5 * -0.1 * (0.01 / 0.1) - 0.01, or without the correction 0.5 * -0.1 - 0.01
-    found = ranks[0]["momentum_is_scaled_with_the_rate"]
-    assert found == {"True": -0.115, "False": -0.16}
+    values = ranks[0]["momentum_is_scaled_with_the_rate"]
+    assert values == {"True": -0.115, "False": -0.16}
 
 
 def test_a_rate_that_cannot_be_set_is_refused_with_the_cure(ranks):
-    said = ranks[0]["a_schedule_object_is_refused"]
-    assert "CosineDecay" in said
-    assert "keras.optimizers.SGD(0.1)" in said
+    message = ranks[0]["a_schedule_object_is_refused"]
+    assert "CosineDecay" in message
+    assert "keras.optimizers.SGD(0.1)" in message
 
 
 def test_the_best_model_is_kept_where_it_was_said(ranks):
-    found = ranks[0]["best_model"]
-    assert 'BestModelCheckpoint(filepath="best.keras")' in found["without"]
-    assert found["loads"] == 2
+    result = ranks[0]["best_model"]
+    assert 'BestModelCheckpoint(filepath="best.keras")' in result["without"]
+    assert result["loads"] == 2
 
 
 def test_values_are_reduced_gathered_and_broadcast(ranks):

@@ -1,4 +1,4 @@
-"""A rank that is gone, or late: the others know within seconds, and know which one."""
+"""Lost or late ranks: the other ranks report the rank within seconds."""
 
 import json
 import resource
@@ -12,120 +12,122 @@ SMALL, LARGE = "10", "2000000"  # by way of rank 0; from rank to rank
 
 @pytest.fixture
 def survivors(tmp_path):
-    """survivors(how, size) -> what each rank but the last said, and its stderr."""
+    """Returns survivors(failure, size): the errors and stderr of each rank but the last."""
 
-    def get(how, size, ranks=3, late_secs=0.0, **environ):
-        arguments = how, size, str(tmp_path), str(late_secs)
-        found = []
+    def get(failure, size, ranks=3, late_secs=0.0, **environ):
+        arguments = failure, size, str(tmp_path), str(late_secs)
+        errors_and_stderr = []
         for code, out, err in run_ranks(PROGRAMS / "losing.py", ranks, *arguments, environ=environ)[:-1]:
             assert code == 0, err[-3000:]
-            found.append((json.loads(out.splitlines()[-1])["said"], err))
-        return found
+            errors_and_stderr.append((json.loads(out.splitlines()[-1])["said"], err))
+        return errors_and_stderr
 
     return get
 
 
-@pytest.mark.parametrize("how", ["kill", "exit", pytest.param("raise", marks=pytest.mark.slow)])
-def test_all_others_are_told_which_rank_is_gone(how, survivors):
-    for said, _ in survivors(how, SMALL):
-        for kind, text, secs in said:
-            assert kind == "LostRankError" and "rank 2" in text
+@pytest.mark.parametrize("failure", ["kill", "exit", pytest.param("raise", marks=pytest.mark.slow)])
+def test_all_others_are_told_which_rank_is_gone(failure, survivors):
+    for errors, _ in survivors(failure, SMALL):
+        for error_type, text, secs in errors:
+            assert error_type == "LostRankError" and "rank 2" in text
             assert secs < 30  # a hang ends with the test's timeout only
 
 
 @pytest.mark.slow
 def test_a_rank_that_dies_between_two_bytes_does_not_leave_others_waiting(survivors):
-    for said, _ in survivors("kill_in_the_middle", LARGE):
-        assert said[0][0] == "LostRankError" and "rank 2" in said[0][1]
+    for errors, _ in survivors("kill_in_the_middle", LARGE):
+        assert errors[0][0] == "LostRankError" and "rank 2" in errors[0][1]
 
 
 @pytest.mark.slow
 def test_who_was_shut_down_is_missed_at_once(survivors):
-    for said, _ in survivors("shutdown", SMALL, ranks=2, HOROVOD_STALL_CHECK_TIME_SECONDS="0"):
-        assert {kind for kind, _, _ in said} == {"LostRankError"}
-        assert "rank 1 has left" in said[0][1]
+    for errors, _ in survivors("shutdown", SMALL, ranks=2, HOROVOD_STALL_CHECK_TIME_SECONDS="0"):
+        assert {error_type for error_type, _, _ in errors} == {"LostRankError"}
+        assert "rank 1 has left" in errors[0][1]
 
 
 def test_a_stalled_rank_is_named_and_waited_for(survivors):
-    (said, err), (again, _) = survivors("late", SMALL, late_secs=3.0, HOROVOD_STALL_CHECK_TIME_SECONDS="1")
-    assert said == again == [["no error", "", 0.0]]
+    (errors, err), (other_errors, _) = survivors(
+        "late", SMALL, late_secs=3.0, HOROVOD_STALL_CHECK_TIME_SECONDS="1"
+    )
+    assert errors == other_errors == [["no error", "", 0.0]]
     assert "missing rank 2" in err and "ranks 0, 1 waiting for" in err
 
 
 @pytest.mark.slow
 def test_a_stall_can_be_made_an_error(survivors):
-    found = survivors(
+    errors_and_stderr = survivors(
         "late", SMALL, late_secs=8.0,
         HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="3",
     )  # fmt: skip
-    for said, _ in found:
-        assert said[0][0] == "LostRankError" and "rank 2" in said[0][1] and "within 3 s" in said[0][1]
+    for errors, _ in errors_and_stderr:
+        assert errors[0][0] == "LostRankError" and "rank 2" in errors[0][1] and "within 3 s" in errors[0][1]
 
 
-def broken(how, ranks=2, killed=0, **environ):
-    """What each rank said, and its stderr; as many as `killed` say nothing because they were killed."""
+def broken(failure, ranks=2, killed=0, **environ):
+    """Returns the output and stderr of each rank. `killed` ranks were killed and have no output."""
     with tempfile.TemporaryDirectory() as directory:
-        done = run_ranks(PROGRAMS / "breaking.py", ranks, how, directory, environ=environ)
-    codes = sorted(code for code, _, _ in done)  # a rank that hangs is killed by run_ranks
-    assert codes == [-9] * killed + [0] * (ranks - killed), [err[-3000:] for _, _, err in done]
-    return [(json.loads(out.splitlines()[-1]), err) for code, out, err in done if code == 0]
+        results = run_ranks(PROGRAMS / "breaking.py", ranks, failure, directory, environ=environ)
+    codes = sorted(code for code, _, _ in results)  # a rank that hangs is killed by run_ranks
+    assert codes == [-9] * killed + [0] * (ranks - killed), [err[-3000:] for _, _, err in results]
+    return [(json.loads(out.splitlines()[-1]), err) for code, out, err in results if code == 0]
 
 
 def test_a_full_disk_under_the_timeline_ends_the_timeline_only():
-    found = broken("timeline")
-    assert [said["said"] for said, _ in found] == [["no error", 2.0]] * 2
-    assert "cannot write the timeline: No space left on device" in found[0][1]
+    outputs = broken("timeline")
+    assert [outcome["said"] for outcome, _ in outputs] == [["no error", 2.0]] * 2
+    assert "cannot write the timeline: No space left on device" in outputs[0][1]
 
 
 def test_a_failure_of_the_coordinator_is_told_to_every_rank():
-    for said, _ in broken("coordinator", ranks=3):
-        kind, text = said["said"]
-        assert kind == "LostRankError" and "the coordinator of rank 0 failed" in text
-        assert "RuntimeError: on purpose" in text and said["secs"] < 60
+    for outcome, _ in broken("coordinator", ranks=3):
+        error_type, text = outcome["said"]
+        assert error_type == "LostRankError" and "the coordinator of rank 0 failed" in text
+        assert "RuntimeError: on purpose" in text and outcome["secs"] < 60
 
 
-@pytest.mark.parametrize("how", [
+@pytest.mark.parametrize("failure", [
     "stop_in_an_exchange", pytest.param("stop_rank_0", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_a_rank_that_is_stopped_is_an_error_where_stalls_are(how):
+def test_a_rank_that_is_stopped_is_an_error_where_stalls_are(failure):
     limits = {"SHUTDOWN": "6", "CHECK": "1"}  # no rank that runs is so late
     environ = {f"HOROVOD_STALL_{name}_TIME_SECONDS": secs for name, secs in limits.items()}
-    for said, _ in broken(how, ranks=3, killed=1, **environ):
-        kind, text = said["said"]
-        assert kind == "LostRankError" and "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" in text, text
-        assert said["secs"] < 60
+    for outcome, _ in broken(failure, ranks=3, killed=1, **environ):
+        error_type, text = outcome["said"]
+        assert error_type == "LostRankError" and "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" in text, text
+        assert outcome["secs"] < 60
 
 
 def test_one_eager_call_more_is_an_error_that_names_both_lines():
-    for said, _ in broken("one_more"):
-        kind, text = said["said"]
-        assert kind == "FailedPreconditionError" and "different lines of the program" in text
+    for outcome, _ in broken("one_more"):
+        error_type, text = outcome["said"]
+        assert error_type == "FailedPreconditionError" and "different lines of the program" in text
         assert text.count("breaking.py:") == 2 and "rank 0 in" in text and "rank 1 in" in text
 
 
-@pytest.mark.parametrize("how", [
+@pytest.mark.parametrize("failure", [
     "round_more", pytest.param("round_more_of_rank_0", marks=pytest.mark.slow),
     pytest.param("round_more_when_alone", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_one_round_more_of_the_same_line_is_an_error_once_the_others_are_done(how):
-    said = [said for said, _ in broken(how)]
-    more = said.pop(0 if how == "round_more_of_rank_0" else 1)
-    assert [one["said"] for one in said] == [["no error", "done"]]
-    kind, text = more["said"]
-    gone = 1 if how == "round_more_of_rank_0" else 0
-    assert kind == "LostRankError" and f"rank {gone} " in text and more["secs"] < 60, text
-    assert "its script has ended" in text or how == "round_more_when_alone"
+def test_one_round_more_of_the_same_line_is_an_error_once_the_others_are_done(failure):
+    outcomes = [rank_outcome for rank_outcome, _ in broken(failure)]
+    outcome = outcomes.pop(0 if failure == "round_more_of_rank_0" else 1)
+    assert [other_outcome["said"] for other_outcome in outcomes] == [["no error", "done"]]
+    error_type, text = outcome["said"]
+    gone = 1 if failure == "round_more_of_rank_0" else 0
+    assert error_type == "LostRankError" and f"rank {gone} " in text and outcome["secs"] < 60, text
+    assert "its script has ended" in text or failure == "round_more_when_alone"
 
 
 def test_ranks_may_come_to_one_collective_from_different_lines():
-    assert [said["said"] for said, _ in broken("branches")] == [["no error", 4.0]] * 2
+    assert [outcome["said"] for outcome, _ in broken("branches")] == [["no error", 4.0]] * 2
 
 
 @pytest.mark.skipif(
     resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096, reason="fewer than 4096 open files allowed"
 )
 def test_descriptors_beyond_1023_are_as_good_as_others():
-    assert [said["said"] for said, _ in broken("descriptors")] == [["no error", 2.0]] * 2
+    assert [outcome["said"] for outcome, _ in broken("descriptors")] == [["no error", 2.0]] * 2
 
 
 UNCAUGHT = """

@@ -1,4 +1,4 @@
-"""Eleven ranks and more do what two do: their order is that of numbers, not of words."""
+"""Eleven and more ranks behave as two ranks do: their order is numeric, not alphabetic."""
 
 import pytest
 from hvd.ranks import PROGRAMS, results
@@ -6,5 +6,5 @@ from hvd.ranks import PROGRAMS, results
 
 @pytest.mark.slow  # twelve times TensorFlow on two cores
 def test_twelve_ranks():
-    said = results(PROGRAMS / "many.py", 12, timeout_secs=500)
-    assert [one["rank"] for one in said] == list(range(12))
+    records = results(PROGRAMS / "many.py", 12, timeout_secs=500)
+    assert [record["rank"] for record in records] == list(range(12))

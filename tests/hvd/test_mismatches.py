@@ -1,4 +1,4 @@
-"""Ranks that ask for different things get an error that names them, everywhere, and no hang."""
+"""Ranks with different requests: every rank raises an error that names them, without a hang."""
 
 import re
 
@@ -9,12 +9,12 @@ CASES = re.findall(r"^def case_(\w+)", (PROGRAMS / "mismatches.py").read_text(),
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
-def said(request):
+def outcomes(request):
     quick = {"CTL_HVD_ORDER_TIMEOUT_SECS": "1"}
     return results(PROGRAMS / "mismatches.py", request.param, environ=quick)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_that_differ_are_told_so_on_every_rank(said, case):
-    for rank, of_rank in enumerate(said):
+def test_ranks_that_differ_are_told_so_on_every_rank(outcomes, case):
+    for rank, of_rank in enumerate(outcomes):
         assert of_rank[case] == "ok", f"rank {rank}:\n{of_rank[case]}"

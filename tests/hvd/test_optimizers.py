@@ -1,4 +1,4 @@
-"""Keras 3 and tf_keras optimizers on one, two and three ranks; one process is what they must equal."""
+"""Keras 3 and tf_keras optimizers on one, two and three ranks, compared with one process."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ ON_THREE = ["custom_loop", "several_passes", "sparse_gradients",
 
 @pytest.fixture(scope="module")
 def runs():
-    """Number of ranks -> what each rank found with Keras 3; three ranks do a part of it."""
+    """Returns number of ranks -> results of each rank with Keras 3. Three ranks run some of the cases."""
     program = PROGRAMS / "training_keras3.py"
     return {1: results(program, 1), 2: results(program, 2), 3: results(program, 3, *ON_THREE)}
 
@@ -28,11 +28,11 @@ def tf_keras_runs():
 
 
 def equal(runs, case, count, tolerance=1e-6):
-    """All ranks have the same bits, and nearly the numbers of one process."""
-    found = [rank[case] for rank in runs[count]]
-    assert len({f["bits"] for f in found}) == 1
+    """Checks that all ranks have the same bits, and approximately the values of one process."""
+    results = [rank[case] for rank in runs[count]]
+    assert len({f["bits"] for f in results}) == 1
     np.testing.assert_allclose(
-        found[0]["numbers"], runs[1][0][case]["numbers"], rtol=tolerance, atol=tolerance
+        results[0]["numbers"], runs[1][0][case]["numbers"], rtol=tolerance, atol=tolerance
     )
 
 
@@ -50,9 +50,9 @@ def test_three_ranks_train_as_one_process_does_with_the_global_batch(runs, case)
 def test_gradients_travel_only_in_the_last_of_several_passes(runs, count):
     for rank in runs[count]:
         assert rank["custom_loop"]["exchanges"] == 4
-        found = rank["several_passes"]
-        assert (found["exchanges"], found["iterations"]) == (2, 4)
-        np.testing.assert_allclose(found["numbers"], found["large"], atol=1e-6)
+        result = rank["several_passes"]
+        assert (result["exchanges"], result["iterations"]) == (2, 4)
+        np.testing.assert_allclose(result["numbers"], result["large"], atol=1e-6)
 
 
 def test_one_process_exchanges_nothing(runs):
@@ -83,15 +83,15 @@ def test_compressed_gradients_travel_as_they_say(runs):
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_an_overflow_on_one_rank_is_skipped_by_all(runs, count):
-    found = [rank["mixed_precision_with_an_overflow_on_one_rank"] for rank in runs[count]]
-    assert len({f["bits"] for f in found}) == 1
-    for f in found:
+    results = [rank["mixed_precision_with_an_overflow_on_one_rank"] for rank in runs[count]]
+    assert len({f["bits"] for f in results}) == 1
+    for f in results:
         assert (f["same"], f["finite"], f["scale"], f["iterations"]) == (True, True, 2.0**14, 3)
 
 
 def test_state_of_the_wrapped_optimizer_goes_on(runs):
-    found = runs[2][0]["state_of_the_wrapped_optimizer_goes_on"]
-    assert found == {"weight": 2.5, "iterations": 2}  # 1 and then 1 + 1 / 2
+    result = runs[2][0]["state_of_the_wrapped_optimizer_goes_on"]
+    assert result == {"weight": 2.5, "iterations": 2}  # 1 and then 1 + 1 / 2
 
 
 @pytest.mark.parametrize("ending", [".keras", ".h5"])
@@ -102,8 +102,8 @@ def test_a_saved_model_loads_without_us_and_goes_on_with_us(runs, ending):
 
 
 def test_an_optimizer_made_of_its_config_or_copied_or_pickled_is_distributed_too(runs):
-    found = runs[2][1]["copies_are_distributed_too"]
-    assert found == {"config": True, "names": ["ours.gradients.0"] * 3, "is adam": True}
+    result = runs[2][1]["copies_are_distributed_too"]
+    assert result == {"config": True, "names": ["ours.gradients.0"] * 3, "is adam": True}
     assert runs[2][1]["custom_loop"]["called"]
 
 

@@ -9,11 +9,11 @@ CASES = re.findall(r"^def case_(\w+)", (PROGRAMS / "sets.py").read_text(), re.MU
 
 
 @pytest.fixture(scope="module")
-def said():
+def outcomes():
     return results(PROGRAMS / "sets.py", 3)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_process_sets(said, case):
-    for rank, of_rank in enumerate(said):
+def test_process_sets(outcomes, case):
+    for rank, of_rank in enumerate(outcomes):
         assert of_rank[case] == "ok", f"rank {rank}:\n{of_rank[case]}"

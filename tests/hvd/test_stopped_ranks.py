@@ -1,4 +1,4 @@
-"""A rank that does not run any more is found by the launcher, and the job ends or goes on without it."""
+"""Detection of stopped ranks by the launcher. The job ends or continues without them."""
 
 import os
 import re
@@ -13,9 +13,9 @@ pytestmark = pytest.mark.workers
 
 @pytest.fixture
 def ctlrun(tmp_path):
-    made = Ctlrun(tmp_path, warm=True)
-    yield made
-    made.close()
+    ctlrun = Ctlrun(tmp_path, warm=True)
+    yield ctlrun
+    ctlrun.close()
 
 
 def test_a_rank_that_is_stopped_ends_a_job_that_would_wait_for_ever(ctlrun):
@@ -58,7 +58,7 @@ def test_a_rank_of_an_elastic_job_that_is_stopped_is_replaced(tmp_path):
     victim = job.wait_for_step(3, 2)[1]
     os.kill(victim["pid"], signal.SIGSTOP)
     job.go(6)
-    job.wait(lambda: f"process {victim['number']} sent no heartbeat" in job.said)
+    job.wait(lambda: f"process {victim['number']} sent no heartbeat" in job.output)
     job.go(1000)
-    code, said = job.end()
-    assert code == 0, said[-3000:]
+    code, output = job.end()
+    assert code == 0, output[-3000:]

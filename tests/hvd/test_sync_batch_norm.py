@@ -10,7 +10,7 @@ PROGRAM = PROGRAMS / "normalizing.py"
 
 @pytest.fixture(scope="module", params=["keras3", pytest.param("tf_keras", marks=pytest.mark.slow)])
 def runs(request):
-    """(what one process found, what each of two ranks found)."""
+    """Returns (results of one process, results of each of two ranks)."""
     environ = {"TF_USE_LEGACY_KERAS": "1"} if request.param == "tf_keras" else {}
     (alone,) = results(PROGRAM, 1, environ=environ)
     return alone, results(PROGRAM, 2, environ=environ)

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.workers
 
 @pytest.fixture(scope="module")
 def runs():
-    """Number of ranks -> what each rank found."""
+    """Returns number of ranks -> results of each rank."""
     return {count: results(PROGRAMS / "taping.py", count) for count in (1, 2)}
 
 
@@ -39,9 +39,9 @@ def test_gradients_are_averages_over_ranks(runs, case, first, second):
 
 
 def test_gradients_of_local_sources_stay_and_are_divided_by_the_ranks(runs):
-    for rank, mine in zip(runs[2], (3.0, 6.0), strict=True):
+    for rank, expected in zip(runs[2], (3.0, 6.0), strict=True):
         assert rank["local_sources"] == {
-            "all": [mine, 9.0], "local": [True, mine], "other": [True, 9.0],
+            "all": [expected, 9.0], "local": [True, expected], "other": [True, 9.0],
         }  # fmt: skip
 
 

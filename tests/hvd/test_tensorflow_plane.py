@@ -15,8 +15,8 @@ ALL = {**STATIC, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
 
 
 def test_collectives_are_those_of_the_other_way():
-    for found in results(PROGRAM, 3, "all", environ=ALL):
-        assert set(found.values()) == {"ok"}, found
+    for outcomes in results(PROGRAM, 3, "all", environ=ALL):
+        assert set(outcomes.values()) == {"ok"}, outcomes
 
 
 @pytest.mark.slow
@@ -24,30 +24,32 @@ def test_collectives_are_those_of_the_other_way():
     ("program", "environ"), [("collectives.py", ALL), ("sets.py", STATIC), ("fusing.py", ALL)]
 )
 def test_programs_of_the_other_way_run(program, environ):
-    for found in results(PROGRAMS / program, 3, environ=environ):
-        assert set(found.values()) == {"ok"}, found
+    for outcomes in results(PROGRAMS / program, 3, environ=environ):
+        assert set(outcomes.values()) == {"ok"}, outcomes
 
 
 def test_tensors_of_gpus_go_this_way_and_others_the_other():
-    for found in results(PROGRAM, 2, "devices"):
-        assert set(found.values()) == {"ok"}, found
+    for outcomes in results(PROGRAM, 2, "devices"):
+        assert set(outcomes.values()) == {"ok"}, outcomes
 
 
 def test_ranks_of_different_words_go_the_way_that_all_know():
-    for found in results(PROGRAM, 2, "words", environ=ALL):
-        assert found == {"total": [1.0] * 3, "count": 0}
+    for outcomes in results(PROGRAM, 2, "words", environ=ALL):
+        assert outcomes == {"total": [1.0] * 3, "count": 0}
 
 
 def test_a_rank_that_dies_within_a_collective_is_an_error_on_the_others():
-    *others, (code, _, _) = run_ranks(PROGRAM, 4, "dies", environ=ALL)  # one is no neighbour
+    *survivors, (code, _, _) = run_ranks(PROGRAM, 4, "dies", environ=ALL)  # one is no neighbour
     assert code == 7
-    for code, out, err in others:
+    for code, out, err in survivors:
         assert code == 0 and "rank 3 died" in out and '"waits": false' in out, out + err[-2000:]
 
 
 def test_tensors_that_were_made_before_are_told_of():
-    for found in results(PROGRAM, 2, "late", environ=ALL):
-        assert "Call hvd.init() first" in found["said"] and found["code"] == 2 and not found["plane"]
+    for outcomes in results(PROGRAM, 2, "late", environ=ALL):
+        assert (
+            "Call hvd.init() first" in outcomes["said"] and outcomes["code"] == 2 and not outcomes["plane"]
+        )
 
 
 def test_elastic_jobs_are_refused(monkeypatch):
@@ -57,9 +59,9 @@ def test_elastic_jobs_are_refused(monkeypatch):
     process._join_plane(None, Settings())
 
 
-@pytest.mark.parametrize(("plane", "gpus", "wanted"), [("", True, 1), ("tcp", True, 0), ("", False, 0)])
-def test_nccl_built_says_whether_tensors_go_by_it(monkeypatch, plane, gpus, wanted):
+@pytest.mark.parametrize(("plane", "gpus", "expected"), [("", True, 1), ("tcp", True, 0), ("", False, 0)])
+def test_nccl_built_says_whether_tensors_go_by_it(monkeypatch, plane, gpus, expected):
     monkeypatch.setattr(built, "cuda_built", lambda: True)
     monkeypatch.setattr(tensorflow_plane, "has_gpus", lambda: gpus)
     monkeypatch.setenv("CTL_COLLECTIVES", plane)
-    assert built.nccl_built() == wanted
+    assert built.nccl_built() == expected

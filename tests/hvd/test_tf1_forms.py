@@ -10,7 +10,7 @@ PROGRAM = PROGRAMS / "old_forms.py"
 
 @pytest.fixture(scope="module")
 def runs():
-    """Number of ranks -> what each found in graphs."""
+    """Returns number of ranks -> results of each rank in graphs."""
     return {count: results(PROGRAM, count, "graph") for count in (1, 2)}
 
 

@@ -75,9 +75,9 @@ def test_a_script_of_ctl_finds_its_cluster(ctlrun):
 
 def test_the_script_s_own_options_are_not_looked_at(ctlrun):
     words = ("--np", "3", "--verbose", "-H", "nowhere:1", "--", "-x")
-    code, out, _ = ctlrun.run("print(sys.argv[1:])", "-np", "1", words=words)
+    code, out, _ = ctlrun.run("print(sys.argv[1:])", "-np", "1", arguments=words)
     assert (code, by_rank(out)[0]) == (0, [str(list(words))])
-    code, out, _ = ctlrun.run("print(sys.argv[1:])", "-np", "1", "--", words=words)
+    code, out, _ = ctlrun.run("print(sys.argv[1:])", "-np", "1", "--", arguments=words)
     assert (code, by_rank(out)[0]) == (0, [str(list(words))])
 
 

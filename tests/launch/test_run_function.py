@@ -27,11 +27,13 @@ def own_temporary_directory(tmp_path, monkeypatch):
 
 
 def test_results_come_back_by_rank():
-    assert run(named_functions.place, (1, "a"), {"b": None}, np=3) == [
+    assert run(named_functions.rank_and_arguments, (1, "a"), {"b": None}, np=3) == [
         (rank, 3, (1, "a"), {"b": None}) for rank in range(3)
     ]
-    assert run(named_functions.place) == [(0, 1, (), {})]
-    assert run(named_functions.place, num_proc=2, hosts="localhost:2", verbose=False)[1][0] == 1
+    assert run(named_functions.rank_and_arguments) == [(0, 1, (), {})]
+    assert (
+        run(named_functions.rank_and_arguments, num_proc=2, hosts="localhost:2", verbose=False)[1][0] == 1
+    )
 
 
 def test_the_function_can_use_collectives():
@@ -50,7 +52,7 @@ def test_an_exception_names_its_rank_and_has_its_traceback():
 def test_not_the_rank_that_lost_a_peer_is_named_but_the_peer(tmp_path, rank):
     with pytest.raises(RankError, match=f"(?s)failed on rank {rank}:.*OSError: disk full"):
         args = (str(tmp_path / "lost"), rank)
-        run(named_functions.fails_after_its_peer_said_so, args=args, np=2)
+        run(named_functions.fails_after_its_peer, args=args, np=2)
 
 
 def test_the_last_line_of_a_rank_is_waited_for_when_nobody_has_read_it_yet():
@@ -70,7 +72,7 @@ def test_a_rank_that_dies_is_an_error():
 
 def test_a_result_that_cannot_be_passed_on_is_an_error_that_says_so():
     with pytest.raises(RankError, match="the return value, of type function, cannot be pickled"):
-        run(named_functions.gives_what_cannot_be_passed_on, np=1)
+        run(named_functions.returns_an_unpicklable_value, np=1)
 
 
 def test_the_output_of_the_ranks_is_here(capfd):
@@ -128,19 +130,21 @@ def test_a_function_of_main_goes_by_cloudpickle_or_says_what_to_install(tmp_path
 ], ids=str)  # fmt: skip
 def test_what_cannot_be_used_is_a_sentence(asked, said):
     with pytest.raises(UsageError) as caught:
-        run(named_functions.place, **asked)
+        run(named_functions.rank_and_arguments, **asked)
     assert said in str(caught.value)
 
 
 def test_an_unknown_argument_is_a_type_error():
     with pytest.raises(TypeError, match="unexpected argument 'nump'"):
-        run(named_functions.place, nump=2)
+        run(named_functions.rank_and_arguments, nump=2)
 
 
 def test_what_horovod_takes_besides_is_accepted():
     given = {"use_gloo": True, "disable_cache": True, "start_timeout": 60, "mpi_args": None,
              "network_interfaces": ["eth0"], "ssh_port": None}  # fmt: skip
-    assert run(named_functions.place, np=1, executable=sys.executable, **given) == [(0, 1, (), {})]
+    assert run(named_functions.rank_and_arguments, np=1, executable=sys.executable, **given) == [
+        (0, 1, (), {})
+    ]
 
 
 def test_in_a_thread_it_says_where_to_call_it():
@@ -148,7 +152,7 @@ def test_in_a_thread_it_says_where_to_call_it():
 
     def call():
         try:
-            run(named_functions.place)
+            run(named_functions.rank_and_arguments)
         except UsageError as e:
             errors.append(str(e))
 

@@ -1,4 +1,4 @@
-"""Trains a small model as the task that TF_CONFIG says; the chief prints what came of it as JSON."""
+"""Training of a small model as the task of TF_CONFIG. The chief prints its results as JSON."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ if partition:
 
 
 class Task(Small):
-    """Variables of tf_keras may be cut into shards, so their values are not set."""
+    """A trainer that keeps the initial values of sharded variables, because tf_keras may partition them."""
 
     def build(self):
         if not (partition and self.framework == "tf_keras"):
@@ -35,7 +35,7 @@ class Task(Small):
 
 
 class Watched(Task):
-    """Tells the parent about loops; after 100 steps the first layer is trained no more."""
+    """A task that reports each loop to the parent process and freezes the first layer after 100 steps."""
 
     def after_loop(self, step, means):
         print(f"joined at {step}", flush=True)

@@ -1,4 +1,4 @@
-"""What workers at their own speed take of the data, and where a convex problem ends; one JSON line."""
+"""Examples read by asynchronous workers, and the result of a convex problem, as one line of JSON."""
 
 import json
 
@@ -11,7 +11,7 @@ STEPS, BATCH, FEATURES = 40, 8, 5
 
 
 class Seen(ctl.Trainer):
-    """Counts how often each example was trained on; there are enough for one worker alone."""
+    """A trainer that counts the uses of each example. The data suffice for one worker alone."""
 
     def __init__(self, form, **options):
         super().__init__(global_batch_size=BATCH, writers=[], **options)
@@ -27,7 +27,7 @@ class Seen(ctl.Trainer):
         if self.form == "arrays":
             return ctl.from_arrays(ids, batch_size)
         same = tf.lookup.KeyValueTensorInitializer(ids, ids)
-        table = tf.lookup.StaticHashTable(same, -1)  # workers get tables with what is in them
+        table = tf.lookup.StaticHashTable(same, -1)  # workers receive tables with their content
         data = tf.data.Dataset.from_tensor_slices(ids).shuffle(len(ids)).batch(batch_size)
         return data.map(table.lookup)
 
@@ -40,7 +40,7 @@ class Seen(ctl.Trainer):
 
 
 class LeastSquares(ctl.Trainer):
-    """An exact linear relation and a schedule: the optimum is zero loss at the true weights."""
+    """A linear relation with noise. The optimum is the least squares solution."""
 
     def build(self):
         self.model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(1)])
@@ -56,8 +56,8 @@ class LeastSquares(ctl.Trainer):
         x, y = batch
         with tf.GradientTape() as tape:
             loss = (self.model(x)[:, 0] - y) ** 2
-            share = self.average(loss)
-        self.minimize(share, tape)
+            loss_share = self.average(loss)
+        self.minimize(loss_share, tape)
         return {"loss": loss}
 
     def whole_loss(self):
@@ -65,7 +65,7 @@ class LeastSquares(ctl.Trainer):
         return float(tf.reduce_mean((self.model(x)[:, 0] - y) ** 2).numpy())
 
 
-def seen(form, strategy):
+def count_examples(form, strategy):
     trainer = Seen(form, strategy=strategy)
     if form == "dataset":
         trainer.train(epochs=0.5)
@@ -83,10 +83,10 @@ def optimum():
     return float(np.mean((a @ w - y) ** 2))
 
 
-def refused(strategy, kind=Seen, steps=4, **changes):
-    """The error of training with methods of the trainer replaced."""
-    changed = type("Changed", (kind,), {k: staticmethod(v) for k, v in changes.items()})
-    options = {"form": "arrays"} if kind is Seen else {"global_batch_size": 200, "writers": []}
+def get_error(strategy, trainer_class=Seen, steps=4, **changes):
+    """Returns the error of a training run in which methods of the trainer are replaced."""
+    changed = type("Changed", (trainer_class,), {k: staticmethod(v) for k, v in changes.items()})
+    options = {"form": "arrays"} if trainer_class is Seen else {"global_batch_size": 200, "writers": []}
     try:
         changed(strategy=strategy, **options).train(steps)
     except ctl.CtlError as e:
@@ -106,8 +106,8 @@ def endless(batch_size):
     return unknown(batch_size).repeat()
 
 
-def counted(strategy):
-    """Steps of two epochs of data of unknown length, and the size of their batches."""
+def count_steps(strategy):
+    """Returns the number of steps of two epochs of data of unknown length, and the batch size."""
     trainer = type("Counted", (Seen,), {"train_data": staticmethod(unknown)})("arrays", strategy=strategy)
     trainer.train(epochs=2)
     return trainer.step, trainer.global_batch_size
@@ -123,13 +123,13 @@ if __name__ == "__main__":
     straight.train(150)
     straight.train(300)
     print(json.dumps({
-        "arrays": seen("arrays", strategy), "dataset": seen("dataset", strategy),
+        "arrays": count_examples("arrays", strategy), "dataset": count_examples("dataset", strategy),
         "loss": straight.whole_loss(), "optimum": optimum(),
         "iterations": int(straight.optimizer.iterations.numpy()),
-        "python": refused(strategy, train_data=generator),
-        "list": refused(strategy, train_step=lambda batch: []),
-        "endless": refused(strategy, train_data=endless, steps=None), "counted": counted(strategy),
-        "file": refused(strategy, train_data=lambda b: ctl.shard(unknown(b), "file")),
-        "nan": refused(strategy, LeastSquares, train_data=broken),
-        "again": seen("arrays", strategy),
+        "python": get_error(strategy, train_data=generator),
+        "list": get_error(strategy, train_step=lambda batch: []),
+        "endless": get_error(strategy, train_data=endless, steps=None), "counted": count_steps(strategy),
+        "file": get_error(strategy, train_data=lambda b: ctl.shard(unknown(b), "file")),
+        "nan": get_error(strategy, LeastSquares, train_data=broken),
+        "again": count_examples("arrays", strategy),
     }))  # fmt: skip

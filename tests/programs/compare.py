@@ -1,4 +1,4 @@
-"""A worker: trains small models and prints losses and a digest of the weights as JSON."""
+"""A worker that trains small models and prints their losses and a digest of the weights as JSON."""
 
 import json
 import sys
@@ -10,8 +10,8 @@ from small_models import Small, digest, every_step, losses
 MODELS = [("keras3", "adam"), ("tf_keras", "adam")]
 
 
-def main(word: str, steps: int) -> None:
-    strategy = ctl.make_strategy(word, num_virtual_devices=2 if word == "mirrored" else 0)
+def main(strategy_name: str, steps: int) -> None:
+    strategy = ctl.make_strategy(strategy_name, num_virtual_devices=2 if strategy_name == "mirrored" else 0)
     result = {}
     for framework, optimizer in MODELS:
         writer = ctl.MemoryWriter()

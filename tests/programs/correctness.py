@@ -1,4 +1,4 @@
-"""Trainers whose numbers go wrong easily on several replicas; as a program, a worker that trains them."""
+"""Trainers with results that are sensitive to errors on several replicas. As a program, a worker."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ WORDS, CLASSES = 11, 4
 
 
 class Tokens(ctl.Trainer):
-    """Tags for the words of sentences `[b, 6]` of 1 to 6 words; lengths grow with the example."""
+    """A tagger of sentences `[b, 6]` of 1 to 6 words. Lengths increase with the example."""
 
     def build(self):
         keras.utils.set_random_seed(0)
@@ -26,17 +26,17 @@ class Tokens(ctl.Trainer):
 
     def train_data(self, batch_size):
         generator = np.random.default_rng(3)
-        words = generator.integers(1, WORDS, (40, LENGTH))
+        word_ids = generator.integers(1, WORDS, (40, LENGTH))
         lengths = np.sort(generator.integers(1, LENGTH + 1, (5, BATCH)), axis=1).ravel()
-        words[np.arange(LENGTH) >= lengths[:, None]] = 0
-        return ctl.from_arrays((words, words % CLASSES), batch_size, shuffle=False)
+        word_ids[np.arange(LENGTH) >= lengths[:, None]] = 0
+        return ctl.from_arrays((word_ids, word_ids % CLASSES), batch_size, shuffle=False)
 
     eval_data = train_data
 
     def score(self, batch):
-        words, tags = batch
-        mask = words > 0
-        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tags, self.model(words))
+        word_ids, tags = batch
+        mask = word_ids > 0
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tags, self.model(word_ids))
         return loss, mask, {"loss": (tf.where(mask, loss, 0.0), mask)}
 
     def train_step(self, batch):
@@ -51,7 +51,7 @@ class Tokens(ctl.Trainer):
 
 
 class Linear(ctl.Trainer):
-    """Least squares on `[b, 3]`; subclasses say which optimizer, data and extras."""
+    """Least squares on `[b, 3]`. Subclasses define the optimizer and the data."""
 
     optimizer_of = staticmethod(lambda: keras.optimizers.SGD(0.05))
     framework = keras
@@ -82,7 +82,7 @@ class Linear(ctl.Trainer):
 
 
 class Scaled(Linear):
-    """Steps 2, 5 and 8 overflow at one example of the second half: only the last replica is bad."""
+    """Overflow in steps 2, 5 and 8 at one example of the second half, so only on the last replica."""
 
     optimizer_of = staticmethod(
         lambda: keras.optimizers.LossScaleOptimizer(
@@ -112,7 +112,7 @@ class ScaledTfKeras(Scaled):
 
 
 class Short(Linear):
-    """Batches of 8 and a last one of a single row: one replica of two is left without examples."""
+    """Batches of 8 and a last batch of one row, so that one of two replicas has no example."""
 
     def build(self):
         self.model = keras.Sequential([
@@ -143,7 +143,7 @@ class Short(Linear):
 
 
 class Products(keras.metrics.Metric):
-    """The sum over examples of x times its transpose: a matrix."""
+    """The sum over examples of the outer product of x, a matrix."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -157,12 +157,12 @@ class Products(keras.metrics.Metric):
 
 
 class Passes(Linear):
-    """20 rows that nobody has counted, in batches of 8; the evaluation has a matrix and a vector."""
+    """20 rows of unknown cardinality in batches of 8. The evaluation returns a matrix and a vector."""
 
     def build(self):
         super().build()
         self.products = Products(name="products")
-        self.f1 = keras.metrics.F1Score(average=None, name="f1")  # makes its variables when it is updated
+        self.f1 = keras.metrics.F1Score(average=None, name="f1")  # creates its variables when updated
 
     def train_data(self, batch_size):
         x, y = self.arrays()
@@ -182,7 +182,7 @@ class Passes(Linear):
 
 
 class ShortByHand(Short):
-    """Sums its errors by itself, without `average`."""
+    """A trainer that sums the errors without `average`."""
 
     def train_step(self, batch):
         with tf.GradientTape() as tape:
@@ -193,26 +193,26 @@ class ShortByHand(Short):
 
 
 class ShortTokens(Tokens):
-    """17 sentences in batches of 8: the last has one."""
+    """17 sentences in batches of 8. The last batch has one sentence."""
 
     def train_data(self, batch_size):
-        words, tags = super().train_data(batch_size)._arrays
-        return tf.data.Dataset.from_tensor_slices((words[:17], tags[:17])).batch(batch_size)
+        word_ids, tags = super().train_data(batch_size)._arrays
+        return tf.data.Dataset.from_tensor_slices((word_ids[:17], tags[:17])).batch(batch_size)
 
 
 class AllWords(ShortTokens):
-    """A mask that is true for rows of zeros too, which stand in where a part has no example."""
+    """A mask that is also true for the padding rows of a replica without examples."""
 
     def score(self, batch):
         loss, _, scores = super().score(batch)
         return loss, batch[0] >= 0, scores
 
 
-def with_gradients(base, optimizer=None, **how):
+def with_gradients(base, optimizer=None, **gradient_options):
     class Changed(base):
         def build(self):
             super().build()
-            self.gradients = ctl.Gradients(**how)
+            self.gradients = ctl.Gradients(**gradient_options)
             if optimizer:
                 self.optimizer = optimizer()
 
@@ -220,7 +220,7 @@ def with_gradients(base, optimizer=None, **how):
 
 
 class TwoMasks(Tokens):
-    """A mean over words, one over long sentences' words with a weight, and one over examples."""
+    """A mean over words, a weighted mean over words in long sentences, and a mean over examples."""
 
     def train_step(self, batch):
         with tf.GradientTape() as tape:
@@ -233,7 +233,7 @@ class TwoMasks(Tokens):
 
 
 class Averaged(Linear):
-    """Evaluated with the moving averages of the weights, which are far from the weights."""
+    """Evaluation with the moving averages of the weights, which differ much from the weights."""
 
     optimizer_of = staticmethod(lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8))
 
@@ -250,7 +250,7 @@ class AveragedTfKeras(Averaged):
 
 
 class AveragedByHand(Averaged):
-    """Keeps its averages itself."""
+    """A trainer that maintains the moving averages itself."""
 
     optimizer_of = staticmethod(lambda: keras.optimizers.SGD(0.05))
 
@@ -271,7 +271,7 @@ class AveragedByHand(Averaged):
 
 
 class Contrast(Linear):
-    """Each example is compared with all others of the global batch; 17 of them in batches of 8."""
+    """Each example is compared with all examples of the global batch. 17 examples in batches of 8."""
 
     def build(self):
         self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, use_bias=False)])
@@ -284,10 +284,12 @@ class Contrast(Linear):
 
     def compared(self, batch, gather):
         embedded = self.model(batch[0])
-        others, first = gather(embedded)
-        same = tf.cast(batch[1][:, None] == gather(batch[1])[0][None], tf.float32)
-        own = tf.one_hot(first + tf.range(tf.shape(embedded)[0]), tf.shape(others)[0])
-        return tf.reduce_sum((1 - own) * (embedded @ tf.transpose(others) - same) ** 2, axis=1)
+        embedded_of_all, first = gather(embedded)
+        is_same_label = tf.cast(batch[1][:, None] == gather(batch[1])[0][None], tf.float32)
+        is_own_example = tf.one_hot(first + tf.range(tf.shape(embedded)[0]), tf.shape(embedded_of_all)[0])
+        return tf.reduce_sum(
+            (1 - is_own_example) * (embedded @ tf.transpose(embedded_of_all) - is_same_label) ** 2, axis=1
+        )
 
     def train_step(self, batch):
         with tf.GradientTape() as tape:
@@ -301,14 +303,14 @@ def loss_scaled():
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=64.0)
 
 
-# a model with masks, and what it is trained with; it trains alike with accumulate_steps and without
+# models with masks and their gradient options; results do not depend on accumulate_steps
 MASKED = {
     "masks": (Tokens, {}), "masks_of_all": (AllWords, {}),
     "masks_short": (ShortTokens, {"clip_norm": 0.05}),
     "masks_two": (TwoMasks, {"merge_rows": False}), "masks_scaled": (Tokens, {"optimizer": loss_scaled}),
 }  # fmt: skip
 ACCUMULATED = {
-    name: with_gradients(model, accumulate_steps=3, **how) for name, (model, how) in MASKED.items()
+    name: with_gradients(model, accumulate_steps=3, **options) for name, (model, options) in MASKED.items()
 }
 
 CASES = {"tokens": Tokens, "scaled": Scaled, "scaled_tf_keras": ScaledTfKeras, "short": Short,
@@ -318,36 +320,36 @@ CASES = {"tokens": Tokens, "scaled": Scaled, "scaled_tf_keras": ScaledTfKeras, "
 
 
 def outcome(name: str, strategy, steps: int = 9) -> dict:
-    """Trains one case and tells what came of it."""
+    """Trains one case and returns its results."""
     writer = ctl.MemoryWriter()
     trainer = CASES[name](
         strategy=strategy, global_batch_size=BATCH, intervals=every_step(), writers=[writer]
     )
     trainer.train(**({"epochs": 3} if name == "passes" else {"steps": steps}))
     rows = [values for run, _, values in writer.rows if run == "train"]
-    found = {
+    results = {
         "losses": losses(writer), "digest": digest(trainer), "step": trainer.step,
         "iterations": int(trainer.optimizer.iterations.numpy()),
         "weights": [w.tolist() for w in trainer.model.get_weights()],
     }  # fmt: skip
     if hasattr(trainer, "scale"):
-        found["scale"] = trainer.scale()
-        found["norms"] = [row["gradient_norm"] for row in rows]
+        results["scale"] = trainer.scale()
+        results["norms"] = [row["gradient_norm"] for row in rows]
     if name == "short":
-        found["mse"] = [row["mse"] for row in rows]
-        found["total"] = [row["total"] for row in rows]
-        found["logged"] = [[row["logged"], row["added"]] for row in rows]
-        found["naive"] = [row["naive"] for row in rows]
+        results["mse"] = [row["mse"] for row in rows]
+        results["total"] = [row["total"] for row in rows]
+        results["logged"] = [[row["logged"], row["added"]] for row in rows]
+        results["naive"] = [row["naive"] for row in rows]
     if name == "passes":
         evaluated = trainer.evaluate()
-        found["f1"] = evaluated["f1"].tolist()
-        found["matrix"], found["eval"] = evaluated["products"].tolist(), evaluated["loss"]
+        results["f1"] = evaluated["f1"].tolist()
+        results["matrix"], results["eval"] = evaluated["products"].tolist(), evaluated["loss"]
     if name == "tokens" or name.startswith("ema"):
-        found["eval"] = trainer.evaluate()["loss"]
-    return found
+        results["eval"] = trainer.evaluate()["loss"]
+    return results
 
 
-# on two workers not every case again that shows the same of them
+# excludes cases that are redundant on two workers
 WITH_WORKERS = [name for name in CASES if name not in (
     "ema_by_hand", "ema_tf_keras", "masks", "masks_of_all", "masks_scaled", "masks_two", "rows_sgd",
     "rows_adagrad", "rows_lazy_clipped", "rows_lazy_small_table", "scaled_tf_keras", "short_by_hand",
@@ -355,5 +357,5 @@ WITH_WORKERS = [name for name in CASES if name not in (
 
 
 if __name__ == "__main__":
-    made = ctl.make_strategy(sys.argv[1])
-    print(json.dumps({name: outcome(name, made) for name in WITH_WORKERS}))
+    strategy = ctl.make_strategy(sys.argv[1])
+    print(json.dumps({name: outcome(name, strategy) for name in WITH_WORKERS}))

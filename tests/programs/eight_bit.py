@@ -1,4 +1,4 @@
-"""Gradients that travel with 8 bits: weights, what is left over and bytes, as one line of JSON."""
+"""Gradients transferred with 8 bits: weights, quantization errors and bytes, as one line of JSON."""
 
 import json
 import sys
@@ -12,16 +12,20 @@ SIZE, LARGE, SMALL, BATCH, STEPS = 5000, 200_000, 3, 6, 8
 
 
 def gradient_of(number, size):
-    """What one example adds to the gradient, `[size]`; blocks of very different sizes."""
-    places = tf.range(size, dtype=tf.float32)
-    return tf.sin(places * (tf.cast(number, tf.float32) + 1.0)) * 10.0 ** (places // 256 % 20 - 9.0)
+    """Returns the gradient of one example, `[size]`. Blocks have very different magnitudes."""
+    positions = tf.range(size, dtype=tf.float32)
+    return tf.sin(positions * (tf.cast(number, tf.float32) + 1.0)) * 10.0 ** (positions // 256 % 20 - 9.0)
 
 
 class Line(ctl.Trainer):
-    """The loss is linear in the weights, so that an example's gradient is known."""
+    """A loss that is linear in the weights, so that the gradient of an example is constant."""
 
     def __init__(self, broken=(), wire_dtype="int8", policy="stop", size=SIZE, **options):
-        self.size, self.broken, self.how = size, broken, {"wire_dtype": wire_dtype, "on_nonfinite": policy}
+        self.size, self.broken, self.gradient_options = (
+            size,
+            broken,
+            {"wire_dtype": wire_dtype, "on_nonfinite": policy},
+        )
         path = "tcp" if engine_of(options["strategy"]) else "ring"  # which `auto` would choose again
         fixed = {"global_batch_size": BATCH, "writers": [], "steps_per_loop": 3, "communication": path}
         super().__init__(**{**fixed, **options})
@@ -30,17 +34,17 @@ class Line(ctl.Trainer):
         self.model = tf.Module()
         self.model.large, self.model.small = tf.Variable(tf.zeros(self.size)), tf.Variable(tf.zeros(SMALL))
         self.optimizer = keras.optimizers.SGD(1.0)
-        self.gradients = ctl.Gradients(**self.how)
+        self.gradients = ctl.Gradients(**self.gradient_options)
 
     def train_data(self, batch_size):
         return ctl.example_numbers(batch_size)
 
     def train_step(self, numbers):
-        given = tf.stack([gradient_of(n, self.size) for n in tf.unstack(numbers)])
+        gradients = tf.stack([gradient_of(n, self.size) for n in tf.unstack(numbers)])
         for number in self.broken:
-            given = tf.where((numbers == number)[:, None], float("nan"), given)
+            gradients = tf.where((numbers == number)[:, None], float("nan"), gradients)
         with tf.GradientTape() as tape:
-            losses = tf.linalg.matvec(given, self.model.large) + tf.reduce_sum(self.model.small)
+            losses = tf.linalg.matvec(gradients, self.model.large) + tf.reduce_sum(self.model.small)
             loss = self.average(losses)
         self.minimize(loss, tape, [self.model.large, self.model.small])
         return {"loss": losses}
@@ -53,18 +57,18 @@ def trained(strategy, steps=STEPS, **options):
     except ctl.NonFiniteError as e:
         return {"error": str(e)}
     errors = getattr(trainer._prepared_trainer.programs.reducer, "_error_by_id", {})
-    (left,) = errors.values() or [tf.zeros(SIZE)]
+    (error,) = errors.values() or [tf.zeros(SIZE)]
     return {
         "large": trainer.model.large.numpy().astype(float).tolist(),
         "small": trainer.model.small.numpy().astype(float).tolist(),
-        "left": left.numpy().astype(float).tolist(),
+        "left": error.numpy().astype(float).tolist(),
     }
 
 
-def resumed(strategy, where):
-    """In pieces of 3 and 5 steps."""
-    trained(strategy, 3, model_dir=where)
-    return trained(strategy, STEPS, model_dir=where)
+def resumed(strategy, model_dir):
+    """Trains in two runs of 3 and 5 steps."""
+    trained(strategy, 3, model_dir=model_dir)
+    return trained(strategy, STEPS, model_dir=model_dir)
 
 
 def bytes_sent(strategy, wire_dtype):
@@ -73,8 +77,8 @@ def bytes_sent(strategy, wire_dtype):
     return engine_of(strategy).bytes_sent - before
 
 
-def in_float(strategy):
-    """The sums of two workers are the same on either path."""
+def train_in_float(strategy):
+    """Returns results in float. The sums of two workers are identical on both paths."""
     return {
         "float": trained(strategy, wire_dtype=None),
         "skip in float": trained(strategy, broken=[10], policy="skip", wire_dtype=None),
@@ -82,7 +86,7 @@ def in_float(strategy):
 
 
 def results(strategy, directory, exact):
-    found = {
+    results_by_case = {
         **exact,
         "whole": trained(strategy, model_dir=f"{directory}/whole"),
         "pieces": resumed(strategy, f"{directory}/pieces"),
@@ -90,19 +94,19 @@ def results(strategy, directory, exact):
         "skip": trained(strategy, broken=[10], policy="skip"),
     }
     if engine_of(strategy) is not None:
-        engine_of(strategy).all_share_memory = False  # as between machines: 16 bits are for a network
-        found["bytes"] = [bytes_sent(strategy, word) for word in ("int8", "bfloat16", None)]
-    return found
+        engine_of(strategy).all_share_memory = False  # as between machines, where 16 bits apply
+        results_by_case["bytes"] = [bytes_sent(strategy, dtype) for dtype in ("int8", "bfloat16", None)]
+    return results_by_case
 
 
 def main():
     strategy = ctl.make_strategy("multi_worker", communication="tcp")
-    exact = in_float(strategy)
-    found = {"tcp": results(strategy, f"{sys.argv[1]}/tcp", exact)}
+    exact = train_in_float(strategy)
+    results_by_path = {"tcp": results(strategy, f"{sys.argv[1]}/tcp", exact)}
     if "ring" in sys.argv:
         install_engine(strategy, None)
-        found["ring"] = results(strategy, f"{sys.argv[1]}/ring", exact)
-    print(json.dumps(found))
+        results_by_path["ring"] = results(strategy, f"{sys.argv[1]}/ring", exact)
+    print(json.dumps(results_by_path))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two workers sum over TensorFlow's ring and over the engine, and compare; argv[1] is for checkpoints."""
+"""Comparison of sums over TensorFlow's ring and the engine on two workers; argv[1] is for checkpoints."""
 
 import json
 import logging
@@ -19,33 +19,33 @@ ENGINE = engine_of(STRATEGY)
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
 
-def everything() -> list:
-    """What each kind of collective of the strategy gives."""
-    me = STRATEGY.cluster_resolver.task_id
-    random = np.random.default_rng(me)
+def run_all_collectives() -> list:
+    """Returns the results of all collectives of the strategy."""
+    rank = STRATEGY.cluster_resolver.task_id
+    random = np.random.default_rng(rank)
 
     def numbers(*shape, dtype=np.float32):
         return tf.identity(tf.constant(random.normal(size=shape) * 9, dtype))
 
     def replica():
         context = tf.distribute.get_replica_context()
-        several = [
+        tensors = [
             numbers(300, 70), numbers(), numbers(0, 3), numbers(5, dtype=np.float64),
             tf.cast(numbers(7), tf.int32), tf.cast(numbers(40_000), tf.bfloat16), numbers(13),
         ]  # fmt: skip
-        rows = numbers(2 + me, 3)
-        slices = tf.IndexedSlices(numbers(1 + me, 2), tf.range(1 + me), tf.constant([9, 2]))
+        rows = numbers(2 + rank, 3)
+        slices = tf.IndexedSlices(numbers(1 + rank, 2), tf.range(1 + rank), tf.constant([9, 2]))
         joined = context.all_reduce(SUM, slices)
         return [
             *(
-                context.all_reduce(SUM, several)
+                context.all_reduce(SUM, tensors)
                 if engine_of(STRATEGY)
-                else [context.all_reduce(SUM, one) for one in several]
-            ),  # which takes one type at a time
+                else [context.all_reduce(SUM, tensor) for tensor in tensors]
+            ),  # the ring reduces one type at a time
             context.all_reduce(MEAN, numbers(4)),
             context.all_gather(rows, axis=0),
             context.all_gather(tf.transpose(rows), axis=1),
-            context.all_gather(numbers(2, 3, 1 + me), axis=2),
+            context.all_gather(numbers(2, 3, 1 + rank), axis=2),
             tf.math.unsorted_segment_sum(joined.values, joined.indices, 9),
         ]
 
@@ -55,7 +55,7 @@ def everything() -> list:
 
 
 class Job(ctl.Trainer):
-    """Rows of an embedding, statistics of all replicas, a limit of the norm."""
+    """Embedding rows, statistics of all replicas and a norm limit."""
 
     def build(self):
         self.model = keras.Sequential([
@@ -82,7 +82,7 @@ class Job(ctl.Trainer):
 
 
 class Half(Job):
-    """Gradients may travel with 16 bits."""
+    """A job that permits gradients with 16 bits."""
 
     def build(self):
         super().build()
@@ -95,68 +95,73 @@ def trained(steps=6, job=Job, **options) -> tuple[list, Job]:
     return [np.array(w) for w in trainer.model.get_weights()], trainer
 
 
-def chosen(steps=2, **options) -> Small:
-    """A smaller one, for which a path is chosen."""
+def train_small(steps=2, **options) -> Small:
+    """Trains a small model for which `auto` selects a path."""
     never = every_step(log=ctl.Every(), save=ctl.Every())
     trainer = Small(strategy=STRATEGY, writers=[], intervals=never, communication="auto", **options)
     trainer.train(steps)
     return trainer
 
 
-def equal(some, others) -> bool:
-    return len(some) == len(others) and all(
+def are_equal(arrays, other_arrays) -> bool:
+    return len(arrays) == len(other_arrays) and all(
         a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-        for a, b in zip(some, others, strict=True)
+        for a, b in zip(arrays, other_arrays, strict=True)
     )
 
 
-def main(where: Path) -> None:
-    found = {"paths": sorted(set(ENGINE._mesh.paths.values()))}
-    over_tcp, (weights_tcp, _) = everything(), trained(communication="tcp")
-    found["rounded"] = []
+def main(directory: Path) -> None:
+    results = {"paths": sorted(set(ENGINE._mesh.paths.values()))}
+    over_tcp, (weights_tcp, _) = run_all_collectives(), trained(communication="tcp")
+    results["rounded"] = []
     for ENGINE.all_share_memory in (False, True):
         weights, _ = trained(3, Half, communication="tcp")
-        found["rounded"].append(not equal(weights, trained(3, communication="tcp")[0]))
+        results["rounded"].append(not are_equal(weights, trained(3, communication="tcp")[0]))
     install_engine(STRATEGY, None)
-    over_ring, (weights_ring, _) = everything(), trained(communication="ring")
-    found["sums"], found["weights"] = equal(over_tcp, over_ring), equal(weights_tcp, weights_ring)
+    over_ring, (weights_ring, _) = run_all_collectives(), trained(communication="ring")
+    results["sums"], results["weights"] = (
+        are_equal(over_tcp, over_ring),
+        are_equal(weights_tcp, weights_ring),
+    )
 
     lines: list[str] = []
     logging.getLogger("ctl").setLevel(logging.INFO)
     logging.getLogger("ctl").addHandler(logging.Handler())
     logging.getLogger("ctl").handlers[-1].emit = lambda record: lines.append(record.getMessage())
-    chosen()
-    found["measured"] = [line for line in lines if line.startswith("communication:")]
-    found["fits"] = not found["measured"] or found["measured"][0].endswith(
+    train_small()
+    results["measured"] = [line for line in lines if line.startswith("communication:")]
+    results["fits"] = not results["measured"] or results["measured"][0].endswith(
         "tcp" if engine_of(STRATEGY) else "ring"
     )
 
     measure = communication_choice._measured
-    found["kept"] = []
-    for faster in ("ring", "tcp"):  # the second run goes on from the first: its path stays
-        communication_choice._measured = lambda *_, f=faster: {p: float(p != f) for p in ("ring", "tcp")}
+    results["kept"] = []
+    for fastest_path in ("ring", "tcp"):  # the second run resumes the first, which keeps its path
+        communication_choice._measured = lambda *_, f=fastest_path: {
+            p: float(p != f) for p in ("ring", "tcp")
+        }
         install_engine(STRATEGY, None)
         communication_choice._measured_paths.clear()
-        chosen(2 + 2 * len(found["kept"]), model_dir=str(where / "kept"))
-        found["kept"].append("tcp" if engine_of(STRATEGY) else "ring")
+        train_small(2 + 2 * len(results["kept"]), model_dir=str(directory / "kept"))
+        results["kept"].append("tcp" if engine_of(STRATEGY) else "ring")
     communication_choice._measured = measure
 
     install_engine(STRATEGY, None)
     engine_all_reduce._CONNECT_SECS = 4.0
     if STRATEGY.cluster_resolver.task_id == 1:
-        engine_all_reduce.Engine = fails
+        engine_all_reduce.Engine = raise_connection_error
     lines.clear()
     communication_choice._measured_paths.clear()
-    trainer = chosen()
-    found["unreachable"] = [engine_of(STRATEGY) is None, trainer.step == 2, lines]
+    trainer = train_small()
+    results["unreachable"] = [engine_of(STRATEGY) is None, trainer.step == 2, lines]
     try:
         engine_all_reduce.use_engine(STRATEGY, trainer.topology, PeerLimits())
     except ctl.PeerLostError as e:
-        found["refused"] = str(e)
-    print(json.dumps(found))
+        results["refused"] = str(e)
+    print(json.dumps(results))
 
 
-def fails(*_, **__):
+def raise_connection_error(*_, **__):
     raise HorovodInternalError("no way to rank 0")
 
 

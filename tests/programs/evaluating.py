@@ -1,6 +1,6 @@
-"""An evaluation that is long, or fails on one worker: EVAL=long, EVAL=bad:1; UNKNOWN=1 hides its length.
+"""An evaluation that is long (EVAL=long) or fails on one worker (EVAL=bad:1). UNKNOWN=1 hides its length.
 
-EVAL=held:PATH is long, and its first batch waits for the file.
+EVAL=held:PATH is long, and its first batch waits for the file PATH.
 """
 
 import os
@@ -16,7 +16,7 @@ BATCHES = 600
 
 
 class Job(ctl.Trainer):
-    """Regression; the evaluation sleeps 0.1 s a batch, or has one bad record."""
+    """A regression. The evaluation sleeps 0.1 s per batch, or has one invalid record."""
 
     def build(self):
         self.model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])

@@ -1,4 +1,4 @@
-"""The modules of models/, imported into one process, whose flags may have the same names."""
+"""Imports of modules of models/ into one process. Their flags may have the same names."""
 
 import importlib
 from types import ModuleType
@@ -6,20 +6,20 @@ from types import ModuleType
 from absl import flags
 
 
-def imported(name: str) -> ModuleType:
-    """A model's module, whose flags are put away: another model may have some of the same names."""
+def import_model(name: str) -> ModuleType:
+    """Imports a model and unregisters its flags, because other models may define the same names."""
 
-    def put_away():
-        where = flags.FLAGS.find_module_defining_flag
-        names = [n for n in flags.FLAGS if str(where(n)).startswith("models.")]
-        kept = {n: flags.FLAGS[n] for n in names}
+    def unregister_flags():
+        find_module = flags.FLAGS.find_module_defining_flag
+        names = [n for n in flags.FLAGS if str(find_module(n)).startswith("models.")]
+        flag_by_name = {n: flags.FLAGS[n] for n in names}
         for n in names:
             delattr(flags.FLAGS, n)
-        return kept
+        return flag_by_name
 
-    before = put_away()
+    previous_flags = unregister_flags()
     module = importlib.import_module(f"models.{name}")
-    put_away()
-    for flag in before.values():
+    unregister_flags()
+    for flag in previous_flags.values():
         flags.DEFINE_flag(flag, module_name="models.mnist")
     return module

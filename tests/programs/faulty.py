@@ -1,17 +1,17 @@
-"""A small job that breaks where FAULTS says, once each however often it is started again.
+"""A small job with the faults in FAULTS. Each fault occurs once, also if the job is restarted.
 
     FAULTS="kill@7:1 term@12 raise@20:0!" FAULTS_DIR=/tmp/x python faulty.py --model_dir=...
 
 A fault is action@step[:worker][!]: at the end of that step, on that worker (by default the chief).
-With "!" it comes again in every attempt. Actions:
+With "!" it occurs in every attempt. Actions:
 
-A step may also be a place before the first one: init, build, data, trace; choice, before the choice of
+A step may also be a stage before the first step: init, build, data, trace; choice, before the choice of
 communication; eval_data and eval_trace, if EVALUATES=1.
 
     kill, stop, term, int, hup, usr1  the signal, to this process
     raise, exit             an exception of the hook; os._exit(7)
     hang                    sleeps, and never returns
-    nan                     not here: POISON=<id> makes the loss of that example NaN
+    nan                     not an action: POISON=<id> makes the loss of that example NaN
 """
 
 import os
@@ -36,36 +36,36 @@ POISON = int(os.environ.get("POISON", "-1"))
 PAUSE_SECS = float(os.environ.get("PAUSE_SECS", "0"))  # after each step
 
 
-def faults(worker: int) -> list[tuple[str, int | str, str]]:
-    """(action, step or place, marker or "") of this worker."""
-    found = []
+def read_faults(worker: int) -> list[tuple[str, int | str, str]]:
+    """Returns (action, step or stage, marker or "") of the faults of this worker."""
+    faults = []
     for text in os.environ.get("FAULTS", "").split():
-        action, _, place = text.rstrip("!").partition("@")
-        step, _, who = place.partition(":")
-        if int(who or 0) == worker:
+        action, _, position = text.rstrip("!").partition("@")
+        step, _, fault_worker = position.partition(":")
+        if int(fault_worker or 0) == worker:
             marker = "" if text.endswith("!") else text.replace("@", "-").replace(":", "-")
-            found.append((action, int(step) if step.isdigit() else step, marker))
-    return found
+            faults.append((action, int(step) if step.isdigit() else step, marker))
+    return faults
 
 
-def reach(place: int | str, worker: int) -> None:
-    """Strikes what is due here."""
-    for action, at, marker in faults(worker):
-        if at != place:
+def strike_faults_at(position: int | str, worker: int) -> None:
+    """Strikes the faults at this step or stage."""
+    for action, fault_position, marker in read_faults(worker):
+        if fault_position != position:
             continue
         fired = Path(os.environ.get("FAULTS_DIR", ".")) / f"fired-{marker}"
         if marker and fired.exists():
             continue
         if marker:
             fired.touch()
-        print(f"fault: {action} at {place}", flush=True)
-        strike(action)
+        print(f"fault: {action} at {position}", flush=True)
+        perform_action(action)
 
 
-def strike(action: str) -> None:
+def perform_action(action: str) -> None:
     if action in SIGNALS:
         os.kill(os.getpid(), SIGNALS[action])
-        time.sleep(0.2)  # a signal is delivered at once; a caught one is looked at after the loop
+        time.sleep(0.2)  # a signal is delivered at once; its handler is processed after the loop
     elif action == "raise":
         raise RuntimeError("a fault that was asked for")
     elif action == "exit":
@@ -75,15 +75,15 @@ def strike(action: str) -> None:
 
 
 class Faulty(ctl.Trainer):
-    """Regression with dropout; `seen` counts how often each example was used for an update."""
+    """Regression with dropout. `seen` counts how often each example was used for an update."""
 
     def __init__(self, width=16, dropout=0.2, api_token="", **options):
         super().__init__(**options)
         self.width, self.dropout, self.api_token = width, dropout, api_token
-        reach("init", self.topology.worker_index)
+        strike_faults_at("init", self.topology.worker_index)
 
     def build(self):
-        reach("build", self.topology.worker_index)
+        strike_faults_at("build", self.topology.worker_index)
         self.model = keras.Sequential([
             keras.Input((4,)), keras.layers.Dense(self.width, activation="tanh"),
             keras.layers.Dropout(self.dropout, seed=3), keras.layers.Dense(1),
@@ -95,13 +95,13 @@ class Faulty(ctl.Trainer):
         )  # fmt: skip
 
     def train_data(self, batch_size):
-        reach("data", self.topology.worker_index)
+        strike_faults_at("data", self.topology.worker_index)
         x = np.random.default_rng(0).normal(size=(EXAMPLES, 4)).astype(np.float32)
         arrays = {"id": np.arange(EXAMPLES), "x": x, "y": x.sum(axis=1, keepdims=True)}
         return ctl.from_arrays(arrays, batch_size)
 
     def train_step(self, batch):
-        reach("trace", self.topology.worker_index)
+        strike_faults_at("trace", self.topology.worker_index)
         with tf.GradientTape() as tape:
             error = tf.square(self.model(batch["x"], training=True) - batch["y"])[:, 0]
             error = tf.where(tf.equal(batch["id"], POISON), np.float32("nan"), error)
@@ -113,27 +113,27 @@ class Faulty(ctl.Trainer):
 
     def after_loop(self, step, means):
         time.sleep(PAUSE_SECS)
-        reach(step, self.topology.worker_index)
+        strike_faults_at(step, self.topology.worker_index)
 
 
 class Evaluated(Faulty):
-    """The same with an evaluation."""
+    """A faulty job with an evaluation."""
 
     def eval_data(self, batch_size):
-        reach("eval_data", self.topology.worker_index)
+        strike_faults_at("eval_data", self.topology.worker_index)
         return super().train_data(batch_size)
 
     def eval_step(self, batch):
-        reach("eval_trace", self.topology.worker_index)
+        strike_faults_at("eval_trace", self.topology.worker_index)
         return {"loss": tf.square(self.model(batch["x"]) - batch["y"])[:, 0]}
 
 
 def strike_before_choice():
-    """Reaches the place "choice" before the workers choose their communication."""
+    """Strikes the faults at "choice" before the workers choose their communication."""
     choose = communication_choice.choose_communication
 
     def reach_and_choose(strategy, topology, *args, **kwargs):
-        reach("choice", topology.worker_index)
+        strike_faults_at("choice", topology.worker_index)
         return choose(strategy, topology, *args, **kwargs)
 
     communication_choice.choose_communication = reach_and_choose

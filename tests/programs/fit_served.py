@@ -1,4 +1,4 @@
-"""`ctl.fit` as the task that TF_CONFIG says; the chief of a job with parameter servers prints JSON."""
+"""`ctl.fit` as the task of TF_CONFIG. The chief of a job with parameter servers prints JSON."""
 
 import json
 

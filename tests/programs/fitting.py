@@ -1,4 +1,4 @@
-"""Compiled Keras models of many kinds, trained by `Model.fit` or by `ctl.fit`; as a program, a worker."""
+"""Compiled Keras models of many kinds, trained by `Model.fit` or by `ctl.fit`. As a program, a worker."""
 
 import functools
 import json
@@ -42,7 +42,7 @@ def two_outputs():
 
 
 def tagger():
-    """Masked sentences: the mean is over the words of a batch."""
+    """Returns a model of masked sentences. The loss is the mean over all words in a batch."""
     model = keras.Sequential([
         keras.Input((5,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True),
         layers.LSTM(6, return_sequences=True), layers.Dense(3, activation="softmax"),
@@ -52,7 +52,7 @@ def tagger():
 
 
 class Subclassed(keras.Model):
-    """Without variables until it is called."""
+    """A model without variables before its first call."""
 
     def __init__(self):
         super().__init__()
@@ -79,7 +79,7 @@ def normalised():
     return model
 
 
-def of_policy(policy):
+def classifier_of_policy(policy):
     def make():
         keras.mixed_precision.set_dtype_policy(policy)
         try:
@@ -91,12 +91,12 @@ def of_policy(policy):
 
 
 def squared(labels, predicted):
-    """A loss that averages by itself."""
+    """Returns a loss that is already averaged."""
     return keras.ops.mean(keras.ops.square(labels - predicted))
 
 
 def active():
-    """Losses that layers add: of their outputs, which differ on each replica."""
+    """Returns a model with activity losses, which differ between replicas."""
     model = keras.Sequential([
         keras.Input((6,)), layers.Dense(8, activity_regularizer=keras.regularizers.L2(0.1)),
         layers.Dense(1),
@@ -105,7 +105,7 @@ def active():
     return model
 
 
-def words():
+def tagged_words():
     generator = np.random.default_rng(4)
     x = generator.integers(1, 9, (EXAMPLES, 5))
     x[np.arange(5) >= generator.integers(1, 6, EXAMPLES)[:, None]] = 0
@@ -127,11 +127,11 @@ def endless():
     return (tf.data.Dataset.from_tensor_slices((x, y)).shuffle(52, seed=3).repeat().batch(BATCH),)
 
 
-def plain():
+def examples():
     return numbers()[:2]
 
 
-def optimized(make):
+def with_optimizer(make):
     return lambda: classifier(make())
 
 
@@ -139,53 +139,55 @@ VALIDATION = {"validation_data": numbers(7, 21)[:2]}
 VALIDATION_OF_ONE = {"validation_data": (numbers(7, 21)[0], numbers(7, 21)[0][:, :1])}
 # name -> (model, positional arguments, keyword arguments)
 CASES = {
-    "adam": (classifier, plain, VALIDATION),
-    "global clip": (optimized(lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.2)), plain, {}),
-    "weight decay": (optimized(lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1)), plain, {}),
-    "average": (optimized(lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8)), plain, {}),
-    "average every 5": (optimized(lambda: keras.optimizers.SGD(
-        0.05, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=5)), plain, {}),
-    "weights of classes": (lambda: classifier(weighted_metrics=["accuracy"]), plain,
+    "adam": (classifier, examples, VALIDATION),
+    "global clip": (with_optimizer(lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.2)), examples, {}),
+    "weight decay": (with_optimizer(lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1)), examples, {}),
+    "average": (with_optimizer(lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8)),
+                examples, {}),
+    "average every 5": (with_optimizer(lambda: keras.optimizers.SGD(
+        0.05, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=5)), examples, {}),
+    "weights of classes": (lambda: classifier(weighted_metrics=["accuracy"]), examples,
                            {"class_weight": {0: 0.5, 2: 3.0}}),
-    "weights of examples": (classifier, plain, {"sample_weight": numbers()[2], "validation_split": 0.25}),
+    "weights of examples": (classifier, examples,
+                            {"sample_weight": numbers()[2], "validation_split": 0.25}),
     "weighted dataset": (lambda: classifier(weighted_metrics=["accuracy"]), dataset, {}),
     "endless dataset": (classifier, endless, {"steps_per_epoch": 7}),
     "two outputs": (two_outputs, sized, {}),
-    "masks": (tagger, words, {}),
-    "masks, whole batches": (tagger, lambda: tuple(a[:48] for a in words()), {}),
+    "masks": (tagger, tagged_words, {}),
+    "masks, whole batches": (tagger, lambda: tuple(a[:48] for a in tagged_words()), {}),
     "active": (active, lambda: (numbers()[0], numbers()[0][:, :1] * 2), VALIDATION_OF_ONE),
     "weighted scalar": (active, lambda: (numbers()[0], numbers()[0][:, :1] * 2),
                         {"sample_weight": numbers()[2]}),
     "subclassed": (subclassed, lambda: (numbers()[0], (numbers()[1] == 1).astype(np.float32)), {}),
-    "normalised": (normalised, plain, VALIDATION),
-    "half precision": (of_policy("mixed_float16"), plain, {}),
-    "bfloat16": (of_policy("mixed_bfloat16"), plain, {}),
+    "normalised": (normalised, examples, VALIDATION),
+    "half precision": (classifier_of_policy("mixed_float16"), examples, {}),
+    "bfloat16": (classifier_of_policy("mixed_bfloat16"), examples, {}),
     "sum": (lambda: classifier(keras.optimizers.SGD(0.001), loss=keras.losses.SparseCategoricalCrossentropy(
-        from_logits=True, reduction="sum")), plain, {}),
+        from_logits=True, reduction="sum")), examples, {}),
 }  # fmt: skip
 
 
 def fitted(name, strategy=None):
-    """History and weights of one case, by `ctl.fit` under a strategy, else by `Model.fit`."""
-    make, arguments, how = CASES[name]
+    """Returns history and weights of one case, of `ctl.fit` under a strategy, else of `Model.fit`."""
+    make, arguments, options = CASES[name]
     keras.utils.set_random_seed(1)
-    how = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, **how}
+    options = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, **options}
     arguments = arguments()
     if not isinstance(arguments[0], tf.data.Dataset):
-        how["batch_size"] = BATCH
+        options["batch_size"] = BATCH
     if strategy is None:
         model = make()
-        history = model.fit(*arguments, **how)
+        history = model.fit(*arguments, **options)
     else:
         with strategy.scope():
             model = make()
-        history = ctl.fit(model, *arguments, **how)
+        history = ctl.fit(model, *arguments, **options)
     return {"history": {k: list(map(float, v)) for k, v in history.history.items()},
             "epoch": list(history.epoch), "weights": [w.tolist() for w in model.get_weights()]}  # fmt: skip
 
 
 class ChiefDecides(keras.callbacks.Callback):
-    """Its decisions differ between workers: those of `task` 0 are to count."""
+    """A callback with decisions that differ between workers. The decisions of `task` 0 must apply."""
 
     def __init__(self, task):
         super().__init__()
@@ -200,7 +202,7 @@ class ChiefDecides(keras.callbacks.Callback):
 
 
 def agreed(strategy, directory):
-    """What callbacks saw and what became of the model, of a task whose callbacks decide by themselves."""
+    """Returns callback records and results of a task with callbacks that decide independently."""
     keras.utils.set_random_seed(1)
     task = strategy.cluster_resolver.task_id if strategy else 0
     with (strategy or tf.distribute.get_strategy()).scope():
@@ -209,7 +211,7 @@ def agreed(strategy, directory):
     files = [keras.callbacks.CSVLogger(f"{directory}/{task}.csv"),
              keras.callbacks.ModelCheckpoint(f"{directory}/{task}.keras")]  # fmt: skip
     fit = functools.partial(ctl.fit, model) if strategy else model.fit
-    history = fit(*plain(), batch_size=BATCH, epochs=4, shuffle=False, verbose=0,
+    history = fit(*examples(), batch_size=BATCH, epochs=4, shuffle=False, verbose=0,
                   callbacks=[callback, *files])  # fmt: skip
     return {"seen": callback.seen, "history": history.history, "stop": model.stop_training,
             "weights": [w.tolist() for w in model.get_weights()]}  # fmt: skip
@@ -219,19 +221,19 @@ def agreed(strategy, directory):
 LOOSE = {"half precision": 2e-3, "bfloat16": 1e-2, "normalised": 2e-4}
 
 
-def assert_same(name, found, expected):
+def assert_same(name, results, expected):
     atol = LOOSE.get(name, 1e-5)
-    assert found["history"].keys() == expected["history"].keys()
-    assert found["epoch"] == expected["epoch"] == list(range(EPOCHS))
+    assert results["history"].keys() == expected["history"].keys()
+    assert results["epoch"] == expected["epoch"] == list(range(EPOCHS))
     for key, values in expected["history"].items():
-        np.testing.assert_allclose(found["history"][key], values, atol=atol, err_msg=key)
-    for a, b in zip(found["weights"], expected["weights"], strict=True):
+        np.testing.assert_allclose(results["history"][key], values, atol=atol, err_msg=key)
+    for a, b in zip(results["weights"], expected["weights"], strict=True):
         np.testing.assert_allclose(a, b, atol=atol)
 
 
 if __name__ == "__main__":
-    made = ctl.make_strategy(sys.argv[1])
-    found = {name: fitted(name, made) for name in sys.argv[2].split(",")}
+    strategy = ctl.make_strategy(sys.argv[1])
+    results = {name: fitted(name, strategy) for name in sys.argv[2].split(",")}
     if sys.argv[3:]:
-        found["agreed"] = agreed(made, sys.argv[3])
-    print(json.dumps(found))
+        results["agreed"] = agreed(strategy, sys.argv[3])
+    print(json.dumps(results))

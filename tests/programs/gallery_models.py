@@ -1,4 +1,4 @@
-"""The models of docs/gallery.md, small; as a program, a worker that trains each for three steps."""
+"""Small models of docs/gallery.md. As a program, a worker that trains each for three steps."""
 
 import json
 import sys
@@ -6,20 +6,20 @@ import sys
 import ctl
 import keras
 import tensorflow as tf
-from example_models import imported
+from example_models import import_model
 from small_models import every_step
 
-Language = imported("language").Language
-ResNet = imported("resnet").ResNet
-Recommender = imported("recommender").Recommender
-SimClr = imported("simclr").SimClr
+Language = import_model("language").Language
+ResNet = import_model("resnet").ResNet
+Recommender = import_model("recommender").Recommender
+SimClr = import_model("simclr").SimClr
 
 SMALL = {"context": 16, "layers": 1, "width": 8, "heads": 2, "ema": 0.5, "show_every_steps": 0}
 STEPS = 3
 
 
 class SameViews(SimClr):
-    """Views without randomness, which differs between replicas."""
+    """Views without randomness, because random views differ between replicas."""
 
     def build(self):
         super().build()
@@ -28,7 +28,7 @@ class SameViews(SimClr):
 
 
 class PreciseResNet(ResNet):
-    """In float64: in float32 rounding moves inputs of ReLU across zero, and gradients differ by 1 %."""
+    """A ResNet in float64. Rounding in float32 moves ReLU inputs across zero; gradients differ by 1 %."""
 
     def build(self):
         policy = keras.config.dtype_policy()
@@ -51,20 +51,20 @@ CASES = {
 
 
 def losses(model, strategy, steps=STEPS, **options):
-    """The loss of each step."""
+    """Returns the loss of each step."""
     writer = ctl.MemoryWriter()
-    of_run = {"strategy": strategy, "writers": [writer], "intervals": every_step(), **options}
-    trainer = model(global_batch_size=8, **of_run)
+    trainer_options = {"strategy": strategy, "writers": [writer], "intervals": every_step(), **options}
+    trainer = model(global_batch_size=8, **trainer_options)
     trainer.train(steps)
-    found = [values["loss"] for run, _, values in writer.rows if run == "train"]
-    assert not found or len(set(found)) == steps
-    if model is ResNet and strategy != "default":  # its hook reads a matrix of all workers, on each of them
+    losses_by_step = [values["loss"] for run, _, values in writer.rows if run == "train"]
+    assert not losses_by_step or len(set(losses_by_step)) == steps
+    if model is ResNet and strategy != "default":  # its hook reads a matrix of all workers on each worker
         trainer.arrays["test"] = {k: v[:20] for k, v in trainer.arrays["test"].items()}
         assert trainer.evaluate()["confusion"].sum() == 20
-    return found
+    return losses_by_step
 
 
 if __name__ == "__main__":
-    made = ctl.make_strategy("multi_worker")
-    wanted = sys.argv[1:] or CASES
-    print(json.dumps({name: losses(CASES[name][0], made, **CASES[name][1]) for name in wanted}))
+    strategy = ctl.make_strategy("multi_worker")
+    names = sys.argv[1:] or CASES
+    print(json.dumps({name: losses(CASES[name][0], strategy, **CASES[name][1]) for name in names}))

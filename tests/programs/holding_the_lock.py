@@ -1,4 +1,4 @@
-"""One update takes long, and holds the lock; the chief prints how many steps are complete.
+"""An update that holds the lock for long. The chief prints the number of complete steps.
 
     python holding_the_lock.py FILE
 
@@ -19,7 +19,7 @@ ROUNDS = 4000  # of work within the update: about 20 s
 
 
 class Update:
-    """Changes nothing, and takes its time where the batch begins with example 1."""
+    """An optimizer that changes no variable and is slow for the batch that begins with example 1."""
 
     def __init__(self, trainer):
         self._trainer = trainer
@@ -32,12 +32,12 @@ class Update:
             loop = (lambda i, x: i < ROUNDS), (lambda i, x: (i + 1, tf.tanh(x @ m)))
             return tf.while_loop(*loop, (0, m), parallel_iterations=1)[1][0, 0] * 0.0
 
-        nothing = tf.cond(tf.equal(self._trainer.first, 1), work, lambda: 0.0)
-        variables[0].assign_sub(0.0 * gradients[0] + nothing)
+        zero = tf.cond(tf.equal(self._trainer.first, 1), work, lambda: 0.0)
+        variables[0].assign_sub(0.0 * gradients[0] + zero)
 
 
 class Slow(ctl.Trainer):
-    """Has one update that takes long."""
+    """A trainer with one slow update."""
 
     def build(self):
         self.model = tf.Module()
@@ -55,19 +55,19 @@ class Slow(ctl.Trainer):
         return {}
 
 
-# one loop, so that the lock alone makes a worker wait
+# one loop, so that a worker waits only for the lock
 one_loop = ctl.Intervals(steps_per_loop=STEPS, log=ctl.Every(), save=ctl.Every())
 trainer = Slow(global_batch_size=1, writers=[], intervals=one_loop)
 trainer.prepare()
 
 
-def watch():
+def print_steps():
     while True:
         print("counted", trainer.step, flush=True)
         time.sleep(0.5)
 
 
 print("training", flush=True)
-threading.Thread(target=watch, daemon=True).start()
+threading.Thread(target=print_steps, daemon=True).start()
 trainer.train(STEPS)
 print(json.dumps({"step": trainer.step}), flush=True)

@@ -1,4 +1,4 @@
-"""A worker: trains on inputs of every kind and prints what came of each as JSON."""
+"""A worker that trains on inputs of every kind and prints the results as JSON."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ CLASSES, FEATURES = 3, 4
 
 
 class Linear(ctl.Trainer):
-    """A linear classifier of `[b, 4]`; subclasses say where batches come from."""
+    """A linear classifier of `[b, 4]`. Subclasses define the data."""
 
     def build(self):
         self.model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(CLASSES)])
@@ -42,7 +42,7 @@ class Linear(ctl.Trainer):
 
 
 class Generator(Linear):
-    """22 examples of unknown number: 6 batches of 4, the last with 2 rows."""
+    """22 examples of unknown cardinality: 6 batches of 4, the last with 2 rows."""
 
     def train_data(self, batch_size):
         def rows():
@@ -56,7 +56,7 @@ class Generator(Linear):
 
 
 class Uneven(Linear):
-    """Another number of batches on each worker: all are to stop at the shortest."""
+    """Different numbers of batches per worker. All workers stop after the shortest input."""
 
     def train_data(self, batch_size):
         count = 5 if self.topology.is_chief else 3
@@ -83,7 +83,7 @@ class Finite(Linear):
 
 
 class OneBadRow(Finite):
-    """Row 42 is NaN: batch 11 of 4, in the share of one replica."""
+    """NaN in row 42: batch 11 of 4, in the share of one replica."""
 
     def train_data(self, batch_size):
         x = np.ones([100, FEATURES], np.float32)
@@ -91,46 +91,46 @@ class OneBadRow(Finite):
         return tf.data.Dataset.from_tensor_slices((x, np.arange(100) % CLASSES)).batch(batch_size)
 
 
-def slowly(x):
-    """`x`, later than on the first worker."""
+def delay(x):
+    """Returns `x` after a delay (0.15 s)."""
     return tf.ensure_shape(tf.numpy_function(lambda a: time.sleep(0.15) or a, [x], tf.float32), x.shape)
 
 
 class SlowInput(Linear):
-    """The second worker's batches come late; nobody knows how many there are."""
+    """Batches of unknown number that are late on the second worker."""
 
     def train_data(self, batch_size):
         data = tf.data.Dataset.range(400).map(lambda i: (tf.ones([FEATURES]), i % CLASSES))
         data = data.batch(batch_size, drop_remainder=True).filter(lambda x, y: True)
-        return data if self.topology.is_chief else data.map(lambda x, y: (slowly(x), y))
+        return data if self.topology.is_chief else data.map(lambda x, y: (delay(x), y))
 
 
 class SlowStep(Finite):
-    """The second worker's steps take longer."""
+    """Steps that take longer on the second worker."""
 
     def train_step(self, batch):
         x, y = batch
-        return super().train_step((x if self.topology.is_chief else slowly(x), y))
+        return super().train_step((x if self.topology.is_chief else delay(x), y))
 
 
-def named(kind, strategy):
-    """What the log says of slow workers, with short windows."""
-    seen, handler = [], logging.Handler()
-    handler.emit = lambda record: seen.append(record.getMessage())
+def slow_worker_messages(trainer_class, strategy):
+    """Returns the log messages about slow workers, with short windows."""
+    messages, handler = [], logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
     logging.getLogger("ctl").addHandler(handler)
     stragglers._WINDOW_SECS, stragglers._WINDOWS_ON_ONE_HOST = 0.0, 3
-    outcome(kind, strategy, 24)
-    return [message for message in seen if "slower than the others" in message]
+    outcome(trainer_class, strategy, 24)
+    return [message for message in messages if "slower than the others" in message]
 
 
-def outcome(kind, strategy, steps, **options):
+def outcome(trainer_class, strategy, steps, **options):
     writer = ctl.MemoryWriter()
     options = {"intervals": every_step(), **options}
-    trainer = kind(strategy=strategy, global_batch_size=4, writers=[writer], **options)
+    trainer = trainer_class(strategy=strategy, global_batch_size=4, writers=[writer], **options)
     result = {}
     try:
         trainer.train(steps)
-        if kind in (Generator, Ragged):
+        if trainer_class in (Generator, Ragged):
             result["eval"] = trainer.evaluate()["loss"]
     except ctl.CtlError as e:
         result["error"] = f"{type(e).__name__}: {e}"
@@ -138,23 +138,25 @@ def outcome(kind, strategy, steps, **options):
     return {**result, "step": trainer.step, "losses": losses(writer), "weights": weights}
 
 
-def main(word: str) -> None:
-    strategy = ctl.make_strategy(word, num_virtual_devices=2 if word == "mirrored" else 0)
-    fives = every_step(steps_per_loop=5, log=ctl.Every(), save=ctl.Every(steps=5))
-    quick = every_step(save=ctl.Every(secs=1e-6), steps_per_loop=1)
+def main(strategy_name: str) -> None:
+    strategy = ctl.make_strategy(strategy_name, num_virtual_devices=2 if strategy_name == "mirrored" else 0)
+    every_fifth_step = every_step(steps_per_loop=5, log=ctl.Every(), save=ctl.Every(steps=5))
+    every_microsecond = every_step(save=ctl.Every(secs=1e-6), steps_per_loop=1)
     saved = ctl.MemoryCheckpoints(keep=ctl.Keep(newest=0))
     result = {
         "generator": outcome(Generator, strategy, 100),
         "ragged": outcome(Ragged, strategy, 100),
         "finite": outcome(Finite, strategy, 100),
         "one bad row": outcome(
-            OneBadRow, strategy, 25, intervals=fives, checkpoints=ctl.MemoryCheckpoints()
+            OneBadRow, strategy, 25, intervals=every_fifth_step, checkpoints=ctl.MemoryCheckpoints()
         ),
-        "by the clock": outcome(Finite, strategy, 10, intervals=quick, checkpoints=saved),
+        "by the clock": outcome(Finite, strategy, 10, intervals=every_microsecond, checkpoints=saved),
     }
     result["by the clock"]["saved"] = saved.steps()
-    if word == "multi_worker":
-        result["slow"] = [named(kind, strategy) for kind in (SlowInput, SlowStep)]
+    if strategy_name == "multi_worker":
+        result["slow"] = [
+            slow_worker_messages(trainer_class, strategy) for trainer_class in (SlowInput, SlowStep)
+        ]
         result["uneven"] = outcome(Uneven, strategy, 100)
     print(json.dumps(result))
 

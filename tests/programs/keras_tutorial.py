@@ -45,7 +45,7 @@ history = ctl.fit(  # was: multi_worker_model.fit(
     checkpoints=ctl.BackupCheckpoints(os.path.join(directory, "backup")),
 )  # fmt: skip
 
-# From here on the tutorial's own way of saving, unchanged.
+# The remaining lines save the model as in the tutorial.
 resolver = strategy.cluster_resolver
 task_id = resolver.task_id if resolver else None
 path = os.path.join(directory, "keras-model.keras")

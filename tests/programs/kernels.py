@@ -1,11 +1,11 @@
-"""A notebook's kernel as `ctl.io.notebook` sees one, and what its cells display."""
+"""A simulated notebook kernel for `ctl.io.notebook`, with the displays of its cells."""
 
 import sys
 import types
 
 
 def pretend_kernel(monkeypatch, shell="ZMQInteractiveShell"):
-    """From here on this process looks like a kernel; returns the displays, newest text last in each."""
+    """Makes this process appear as a kernel. Returns the displays, each a list of texts, newest last."""
     displays: list[list[str]] = []
 
     class Handle:
@@ -21,7 +21,7 @@ def pretend_kernel(monkeypatch, shell="ZMQInteractiveShell"):
         assert raw and display_id is True
         return Handle(data)
 
-    kernel = type("Shell", (type(shell, (), {}),), {})()  # Colab's is of a subclass
+    kernel = type("Shell", (type(shell, (), {}),), {})()  # Colab's kernel has a subclass
     package = types.ModuleType("IPython")
     package.get_ipython = lambda: kernel
     package.display = types.ModuleType("IPython.display")

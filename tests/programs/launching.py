@@ -1,7 +1,7 @@
-"""The launcher under test: small Python programs replace the workers.
+"""Jobs for tests of the launcher. Small Python programs replace the workers.
 
-Each sees `role`, `index`, `job` (the number of its log, if it trains) and `wait_for(condition)`, and
-writes into its log by printing.
+Each worker has `role`, `index`, `job` (the number of its log, if it trains) and `wait_for(condition)`,
+and writes its log by printing.
 """
 
 import json
@@ -36,7 +36,7 @@ def leave_pid(path):
     path.with_suffix(".new").rename(path)
 
 def wait_for_end_of(path):
-    "Until the launcher has seen the end of the process that left its pid."
+    "Waits until the launcher has reaped the process that wrote its pid."
     def is_gone():
         try: os.kill(int(path.read_text()), 0)
         except ProcessLookupError: return True
@@ -54,7 +54,7 @@ print("ready")
 """
 BEATS = """
 def beat(step, phase, progressed=0.0):
-    "What a worker of ctl writes about once a second."
+    "Writes the heartbeat that a worker of ctl writes about once a second."
     path = pathlib.Path(os.environ["CTL_HEARTBEAT"])
     facts = {"pid": os.getpid(), "step": step, "phase": phase}
     facts |= {"beat": time.time(), "progressed": progressed}
@@ -88,7 +88,7 @@ class Job:
         return self.process
 
     def run(self, worker, *options, **popen):
-        """Starts and waits; returns the exit code, stdout as bytes and stderr as text."""
+        """Starts the launcher and waits. Returns the exit code, stdout as bytes and stderr as text."""
         out, err = self.start(worker, *options, **popen).communicate(timeout=TIMEOUT_SECS)
         return self.process.returncode, out, err.decode()
 
@@ -98,7 +98,7 @@ class Job:
         return self.process.returncode, (err or b"").decode()
 
     def log(self, number):
-        """The log of a number, or of a name such as "ps_0"."""
+        """Returns the log of a number, or of a name such as "ps_0"."""
         path = self.logs / f"{number if isinstance(number, str) else f'job_{number}'}.log"
         return path.read_text() if path.exists() else ""
 
@@ -139,11 +139,11 @@ def is_alive(pid):
 
 
 def pid_of(job, name):
-    """The number after "pid" in a worker's log, once its line is complete."""
+    """Returns the number after "pid" in a worker's log, once its line is complete."""
     return pids_of(job, name)[0]
 
 
 def pids_of(job, name):
-    """The numbers after "pid" in a worker's log, once their line is complete."""
+    """Returns the numbers after "pid" in a worker's log, once their line is complete."""
     wait_for(lambda: re.search(r"^pid .*\n", job.log(name), re.MULTILINE))
     return [int(number) for number in re.search(r"^pid (.*)", job.log(name), re.MULTILINE)[1].split()]

@@ -1,4 +1,4 @@
-"""Workers with steps of their own: what they saw and the weights they ended with, as one line of JSON."""
+"""Workers with local steps: their examples and final weights, as one line of JSON."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ MOMENTUM, RATE, OUTER = 0.8, 0.05, {"outer_learning_rate": 0.7, "outer_momentum"
 
 
 class Line(ctl.Trainer):
-    """Least squares; keeps which examples this worker has seen, and may break a number or send a signal."""
+    """Least squares that records the examples of this worker. May produce NaN or send a signal."""
 
     def __init__(self, adam=False, broken=(), signal_at=0, **options):
         self.adam, self.broken, self.signal_at, self.seen = adam, broken, signal_at, []
@@ -65,23 +65,23 @@ def trained(strategy, steps, **options):
 
 
 def bits(trainer):
-    """Weights and the state of the optimizer, of this worker."""
+    """Returns the weights and the optimizer state of this worker."""
     values = [np.asarray(v.value).ravel() for v in (*trainer.model.weights, *trainer.optimizer.variables)]
     return np.concatenate([v.astype(np.float64) for v in values]).tobytes().hex()
 
 
 def resumed(strategy, **options):
-    """The same run in one piece, stopped at a save, and stopped by a signal; of the last also the step."""
-    whole = trained(strategy, 16, adam=True, model_dir=directory("whole"), **options)["bits"]
-    where = directory("pieces")
-    trained(strategy, 6, adam=True, model_dir=where, **options)
-    pieces = trained(strategy, 16, adam=True, model_dir=where, **options)["bits"]
-    where = directory("signalled")
-    trainer = Line(strategy=strategy, adam=True, model_dir=where, signal_at=8, **options)
+    """Runs the same training uninterrupted, stopped at a save, and stopped by a signal in a known step."""
+    uninterrupted = trained(strategy, 16, adam=True, model_dir=directory("whole"), **options)["bits"]
+    model_dir = directory("pieces")
+    trained(strategy, 6, adam=True, model_dir=model_dir, **options)
+    pieces = trained(strategy, 16, adam=True, model_dir=model_dir, **options)["bits"]
+    model_dir = directory("signalled")
+    trainer = Line(strategy=strategy, adam=True, model_dir=model_dir, signal_at=8, **options)
     with contextlib.suppress(ctl.Stopped):
         trainer.train(16)
-    signalled = trained(strategy, 16, adam=True, model_dir=where, **options)["bits"]
-    return {"whole": whole, "pieces": pieces, "signalled": signalled, "step": trainer.step}
+    signalled = trained(strategy, 16, adam=True, model_dir=model_dir, **options)["bits"]
+    return {"whole": uninterrupted, "pieces": pieces, "signalled": signalled, "step": trainer.step}
 
 
 def directory(name):
@@ -92,7 +92,7 @@ _numbers = iter(range(100))
 
 
 def broken(strategy, policy):
-    """A number that is no number, of one worker's examples."""
+    """Trains with NaN in the examples of one worker."""
     trainer = Line(strategy=strategy, broken=[7], on_nonfinite=policy)
     try:
         trainer.train(8)
@@ -102,7 +102,7 @@ def broken(strategy, policy):
 
 
 def bytes_sent(strategy, every):
-    """What this worker sends in 32 steps."""
+    """Returns the bytes that this worker sends in 32 steps."""
     before = engine_of(strategy).bytes_sent
     trained(strategy, 32, sync_every=every, steps_per_loop=32, log_every_steps=0)
     return engine_of(strategy).bytes_sent - before
@@ -110,7 +110,7 @@ def bytes_sent(strategy, every):
 
 def main():
     strategy = ctl.make_strategy("multi_worker", communication=sys.argv[2])
-    found = {
+    results = {
         "averaged": trained(strategy, 10),
         "outer": trained(strategy, 10, **OUTER),
         "resumed": resumed(strategy, save_every_steps=6, **OUTER),
@@ -118,7 +118,7 @@ def main():
         "skip": broken(strategy, "skip"),
         "bytes": {every: bytes_sent(strategy, every) for every in (1, 16)},
     }
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Every strategy, framework and optimizer, against the same training in float64 NumPy.
+"""Every strategy, framework and optimizer, compared with the same training in float64 NumPy.
 
-As a program: one task of a job, whose chief writes the weights that it ends with.
+As a program: one task of a job. The chief writes the final weights.
 
 python tests/programs/matrix.py mirrored weights.json keras3-sgd,module-adam [two_cpus]
 """
@@ -17,7 +17,7 @@ import processes
 STEPS = 40
 COLUMNS = [(f, o) for f in ("keras3", "tf_keras", "module") for o in ("sgd", "adam")]
 EXACT = 1e-5
-# row of the table -> (word, arguments of `ctl launch` or None for one process, two CPUs per worker)
+# row of the table -> (strategy name, arguments of `ctl launch` or None, two CPUs per worker)
 ROWS = {
     "default": ("default", None, False),
     "one_device": ("one_device", None, False),
@@ -31,7 +31,7 @@ ROWS = {
 
 
 def reference(optimizer: str) -> list[np.ndarray]:
-    """The weights after STEPS steps, in float64, by hand: an MLP of 8, 16 and 4 units."""
+    """Returns the weights of an MLP of 8, 16 and 4 units after STEPS steps in float64 NumPy."""
     from ctl import from_arrays
     from small_models import BATCH, examples, initial_weights
 
@@ -64,62 +64,71 @@ def _gradients(weights, x, y) -> list[np.ndarray]:
     return [x.T @ d_hidden, d_hidden.sum(axis=0), hidden.T @ d_logits, d_logits.sum(axis=0)]
 
 
-def verdict(found: list, expected: list[np.ndarray]) -> str:
-    """ "exact", or how far off; as it stands in docs/strategies.md."""
-    off = max(float(np.abs(np.asarray(a) - b).max()) for a, b in zip(found, expected, strict=True))
-    return "exact" if off <= EXACT else f"off by {off:.0e}"
+def verdict(weights: list, expected: list[np.ndarray]) -> str:
+    """Returns "exact" or the largest error, in the format of docs/strategies.md."""
+    error = max(float(np.abs(np.asarray(a) - b).max()) for a, b in zip(weights, expected, strict=True))
+    return "exact" if error <= EXACT else f"off by {error:.0e}"
 
 
 def run_row(row: str, directory: Path, environment: dict[str, str], columns=COLUMNS) -> list[str]:
-    """Runs a row of the table in processes of its own; returns the cells of the columns."""
-    word, job, two_cpus = ROWS[row]
+    """Runs a row of the table in separate processes. Returns the cells of the columns."""
+    strategy_name, job, two_cpus = ROWS[row]
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "weights.json"
-    wanted = ",".join(map("-".join, columns))
-    program = [sys.executable, str(Path(__file__)), word, str(path), wanted, *["two_cpus"][: int(two_cpus)]]
+    column_names = ",".join(map("-".join, columns))
+    program = [
+        sys.executable,
+        str(Path(__file__)),
+        strategy_name,
+        str(path),
+        column_names,
+        *["two_cpus"][: int(two_cpus)],
+    ]
     if job is not None:
         program = [sys.executable, "-m", "ctl", "launch", *job, f"--log_dir={directory}", "--", *program]
-    done = processes.run(program, env=environment, timeout=400)
-    if done.returncode or not path.exists():
-        output = done.stdout[-2000:] + done.stderr[-2000:]
-        raise RuntimeError(f"{row} ended with {done.returncode}:\n{output}")
-    found = json.loads(path.read_text())
+    result = processes.run(program, env=environment, timeout=400)
+    if result.returncode or not path.exists():
+        output = result.stdout[-2000:] + result.stderr[-2000:]
+        raise RuntimeError(f"{row} ended with {result.returncode}:\n{output}")
+    weights_by_column = json.loads(path.read_text())
     expected = {o: reference(o) for o in ("sgd", "adam")}
-    return [verdict(found[f"{f} {o}"], expected[o]) for f, o in columns]
+    return [verdict(weights_by_column[f"{f} {o}"], expected[o]) for f, o in columns]
 
 
-def cell(found: list[str]) -> str:
-    """The verdicts of all columns: one, if they are equal."""
-    return found[0] if len(set(found)) == 1 else ", ".join(found)
+def cell(verdicts: list[str]) -> str:
+    """Returns the verdicts of all columns, or a single verdict if they are equal."""
+    return verdicts[0] if len(set(verdicts)) == 1 else ", ".join(verdicts)
 
 
 def table(cells: dict[str, list[str]]) -> str:
-    """The rows as a Markdown list, those of the same verdict together."""
+    """Returns the rows as a Markdown list, grouped by verdict."""
     rows: dict[str, list[str]] = {}
-    for row, found in cells.items():
-        rows.setdefault(cell(found), []).append(row)
-    items = [f"- {found}: {'; '.join(names)}" for found, names in rows.items()]
+    for row, verdicts in cells.items():
+        rows.setdefault(cell(verdicts), []).append(row)
+    items = [f"- {verdict_text}: {'; '.join(names)}" for verdict_text, names in rows.items()]
     return "\n".join(textwrap.fill(item, 118, subsequent_indent="  ") for item in items)
 
 
-def main(word: str, path: str, columns: list[list[str]], two_cpus: bool) -> None:
+def main(strategy_name: str, path: str, columns: list[list[str]], two_cpus: bool) -> None:
     import ctl
     import tensorflow as tf
 
-    if two_cpus and word == "multi_worker":
+    if two_cpus and strategy_name == "multi_worker":
         import two_cpus_per_worker  # noqa: F401
-    strategy = ctl.make_strategy(word, num_virtual_devices=2 if two_cpus and word != "multi_worker" else 0)
+    strategy = ctl.make_strategy(
+        strategy_name, num_virtual_devices=2 if two_cpus and strategy_name != "multi_worker" else 0
+    )
     from small_models import Small, every_step, weights
 
     tf.get_logger().setLevel("ERROR")
-    found = {}
+    weights_by_column = {}
     for framework, optimizer in columns:
         trainer = Small(framework, optimizer, strategy=strategy, writers=[],
                         intervals=every_step(steps_per_loop=8, log=ctl.Every()))  # fmt: skip
         trainer.train(STEPS)
-        found[f"{framework} {optimizer}"] = [w.tolist() for w in weights(trainer)]
+        weights_by_column[f"{framework} {optimizer}"] = [w.tolist() for w in weights(trainer)]
         if trainer.topology.is_chief:
-            Path(path).write_text(json.dumps(found))
+            Path(path).write_text(json.dumps(weights_by_column))
 
 
 if __name__ == "__main__":

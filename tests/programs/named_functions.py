@@ -1,10 +1,10 @@
-"""Functions that other processes find by their names."""
+"""Functions that other processes import by name."""
 
 import os
 from pathlib import Path
 
 
-def place(*args, **kwargs):
+def rank_and_arguments(*args, **kwargs):
     return int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), args, kwargs
 
 
@@ -16,11 +16,11 @@ def fails_on_rank_1():
     time.sleep(1000)
 
 
-def gives_what_cannot_be_passed_on():
+def returns_an_unpicklable_value():
     return lambda: None
 
 
-def fails_after_its_peer_said_so(path, rank):
+def fails_after_its_peer(path, rank):
     import time
 
     if int(os.environ["HOROVOD_RANK"]) != rank:
@@ -41,7 +41,7 @@ def modes(directory):
 
 
 def sum_of_steps(died):
-    """1 + 2 + 3 + 4, in a variable; the last rank of the first group dies in the third step."""
+    """Sums 1 + 2 + 3 + 4 in a variable. The last rank of the first group dies in the third step."""
     import ctl.hvd as hvd
     import tensorflow as tf
     from ctl.hvd import elastic

@@ -1,10 +1,10 @@
-"""A file system as a mounted bucket is one: FUSE, in memory, without libfuse. Needs root and Linux.
+"""A FUSE file system with the properties of a mounted bucket, in memory. Needs root and Linux, not libfuse.
 
     python object_store.py MOUNTPOINT --delay_secs=0.5 --refused=FILE
 
-- A directory cannot be renamed, nor a file over another one; with --no_renames, nothing can.
-- A new name is in a listing only after `delay_secs`, a deleted one for so long; both can be opened, or
-  not, by name at once.
+- A directory cannot be renamed, nor a file over another one. With --no_renames, no rename is possible.
+- A new name is listed only after `delay_secs`, and a deleted name is listed for that time. Opening by
+  name has no delay.
 - There are no locks: flock and fcntl fail.
 
 Each refusal is a line in `refused`. SIGTERM unmounts. The type of the mount is fuse.gcsfuse.
@@ -35,8 +35,8 @@ class Node:
     is_dir: bool
     content: bytearray = field(default_factory=bytearray)
     names: dict = field(default_factory=dict)  # of a directory: name -> Node
-    shown_at: dict = field(default_factory=dict)  # name -> from when on it is listed
-    gone_at: dict = field(default_factory=dict)  # deleted name -> until when it is listed
+    shown_at: dict = field(default_factory=dict)  # name -> time from which it is listed
+    gone_at: dict = field(default_factory=dict)  # deleted name -> time until which it is listed
     changed: float = field(default_factory=time.time)
 
     def attributes(self):
@@ -51,7 +51,7 @@ class Node:
 
 
 class Store:
-    """Answers the kernel's requests, one after the other."""
+    """A file system that answers the kernel's requests sequentially."""
 
     def __init__(self, options):
         self._delay, self._no_renames = options.delay_secs, options.no_renames
@@ -59,7 +59,7 @@ class Store:
         self._nodes = {1: Node(1, True)}
 
     def answer(self, opcode, node, body):
-        """The body of the reply; raises OSError, or returns None where none is expected."""
+        """Returns the body of the reply, or None if no reply is expected. Raises OSError."""
         name = f"_{opcode}"
         if opcode in (2, 36, 42):  # forget, interrupt, batch_forget
             return None
@@ -69,11 +69,11 @@ class Store:
             raise OSError(errno.ESTALE, "gone")
         return getattr(self, name)(self._nodes.get(node), body)
 
-    def _refuse(self, what, number=errno.EPERM):
+    def _refuse(self, message, number=errno.EPERM):
         if self._refused:
             with open(self._refused, "a") as file:
-                file.write(what + "\n")
-        raise OSError(number, what)
+                file.write(message + "\n")
+        raise OSError(number, message)
 
     def _new(self, parent, name, is_dir):
         node = Node(max(self._nodes) + 1, is_dir)
@@ -93,7 +93,7 @@ class Store:
         return parent.names[name]
 
     def _1(self, parent, body):  # lookup
-        return self._child(parent, text(body)).entry()
+        return self._child(parent, decode_text(body)).entry()
 
     def _3(self, node, body):  # getattr
         return struct.pack("<QII", 0, 0, 0) + node.attributes()
@@ -107,20 +107,20 @@ class Store:
         return self._3(node, body)
 
     def _9(self, parent, body):  # mkdir
-        name = text(body[8:])
+        name = decode_text(body[8:])
         if name in parent.names:
             raise OSError(errno.EEXIST, name)
         return self._new(parent, name, True).entry()
 
     def _10(self, parent, body):  # unlink
-        self._child(parent, text(body))
-        self._remove(parent, text(body))
+        self._child(parent, decode_text(body))
+        self._remove(parent, decode_text(body))
         return b""
 
     def _11(self, parent, body):  # rmdir
-        if self._child(parent, text(body)).names:
-            raise OSError(errno.ENOTEMPTY, text(body))
-        self._remove(parent, text(body))
+        if self._child(parent, decode_text(body)).names:
+            raise OSError(errno.ENOTEMPTY, decode_text(body))
+        self._remove(parent, decode_text(body))
         return b""
 
     def _12(self, parent, body, head=8):  # rename
@@ -157,7 +157,7 @@ class Store:
         return struct.pack("<QII", node.number, 0, 0)
 
     def _35(self, parent, body):  # create
-        flags, name = struct.unpack_from("<I", body)[0], text(body[16:])
+        flags, name = struct.unpack_from("<I", body)[0], decode_text(body[16:])
         if name in parent.names and flags & os.O_EXCL:
             raise OSError(errno.EEXIST, name)
         node = parent.names.get(name) or self._new(parent, name, False)
@@ -178,16 +178,16 @@ class Store:
     def _17(self, node, body):  # statfs
         return struct.pack("<QQQQQIIII24x", 1 << 30, 1 << 30, 1 << 30, 1 << 20, 1 << 20, 4096, 255, 4096, 0)
 
-    def _18(self, node, body):  # release, and others that need no answer
+    def _18(self, node, body):  # release, and other requests without an answer
         return b""
 
     _20 = _25 = _29 = _30 = _34 = _38 = _18
 
     def _28(self, node, body):  # readdir
         _, at, size = struct.unpack_from("<QQI", body)
-        now = time.time()
-        listed = [n for n, since in node.shown_at.items() if since <= now]
-        listed += [n for n, until in node.gone_at.items() if until > now and n not in node.names]
+        current_time = time.time()
+        listed = [n for n, since in node.shown_at.items() if since <= current_time]
+        listed += [n for n, until in node.gone_at.items() if until > current_time and n not in node.names]
         reply = b""
         for i, name in enumerate(sorted(listed)[at:], at + 1):
             raw = name.encode()
@@ -208,7 +208,7 @@ class Store:
         return struct.pack("<IIIIHHIIHHI28x", 7, 31, 1 << 16, flags, 12, 10, MAX_WRITE, 1, 0, 0, 0)
 
 
-def text(body):
+def decode_text(body):
     return bytes(body).split(b"\0")[0].decode()
 
 
@@ -229,22 +229,22 @@ def serve(device, store):
             try:
                 os.write(device, struct.pack("<IiQ", 16 + len(body), -number, unique) + body)
             except FileNotFoundError:
-                continue  # who asked was killed
+                continue  # the requesting process was killed
 
 
-def mount(where):
-    """The device to be served; raises OSError where this is not allowed."""
+def mount(directory):
+    """Returns the device to serve. Raises OSError if mounting is not permitted."""
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
-    done = _libc.mount(b"bucket", os.fsencode(where), b"fuse.gcsfuse", 0, options.encode())
-    if done != 0:
+    status = _libc.mount(b"bucket", os.fsencode(directory), b"fuse.gcsfuse", 0, options.encode())
+    if status != 0:
         os.close(device)
         raise OSError(ctypes.get_errno(), "mount")
     return device
 
 
-def unmount(where):
-    _libc.umount2(os.fsencode(where), _DETACH)
+def unmount(directory):
+    _libc.umount2(os.fsencode(directory), _DETACH)
 
 
 def main():

@@ -15,11 +15,11 @@ _REQUIREMENT = re.compile(r'"(?P<name>[A-Za-z0-9_.-]+)>=(?P<version>[0-9.]+)')
 
 
 def constraints(pyproject: str) -> list[str]:
-    """Returns a line for each library that the text of pyproject.toml gives an oldest version."""
+    """Returns a constraint for each library with an oldest version in the text of pyproject.toml."""
     lists = dict(re.findall(r"^(\w+) = \[(.*?)\]$", pyproject, re.MULTILINE | re.DOTALL))
-    found = [match for name in LISTS for match in _REQUIREMENT.finditer(lists[name])]
-    found += [m for m in _REQUIREMENT.finditer(lists["test"]) if m["name"] in LIBRARIES_OF_TESTS]
-    return [f"{match['name']}=={match['version']}.*" for match in found]
+    matches = [match for name in LISTS for match in _REQUIREMENT.finditer(lists[name])]
+    matches += [m for m in _REQUIREMENT.finditer(lists["test"]) if m["name"] in LIBRARIES_OF_TESTS]
+    return [f"{match['name']}=={match['version']}.*" for match in matches]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A worker whose chief does one collective more than the others, in one of several ways."""
+"""A worker of a job in which the chief executes one additional collective, selected by argv[1]."""
 
 import sys
 
@@ -16,7 +16,7 @@ class Uneven(Small):
     def build(self):
         super().build()
         self.seen = keras.metrics.Mean(name="seen")
-        self.how = sys.argv[1]
+        self.collective = sys.argv[1]
 
     def train_step(self, batch):
         scores = super().train_step(batch)
@@ -24,16 +24,16 @@ class Uneven(Small):
         return scores
 
     def after_loop(self, step, means):
-        if step < 3 or (self.how != "same" and not self.topology.is_chief):
+        if step < 3 or (self.collective != "same" and not self.topology.is_chief):
             return
-        if self.how in ("metric", "same"):
+        if self.collective in ("metric", "same"):
             self.seen.result()  # LINE metric
-        elif self.how == "reduce":
+        elif self.collective == "reduce":
             self.strategy.run(one_sum)  # LINE reduce
-        elif self.how == "variable":
+        elif self.collective == "variable":
             with self.strategy.scope():
                 tf.Variable(1.0)  # LINE variable
-        elif self.how == "evaluate":
+        elif self.collective == "evaluate":
             self.evaluate()  # LINE evaluate
 
 

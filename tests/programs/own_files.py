@@ -1,4 +1,4 @@
-"""Two workers that each read data of their own, stopped and resumed: which examples were seen.
+"""Two workers that read separate data, stopped and resumed, and the examples that they used.
 
 own_files.py <directory> <steps> [<steps of the resumed run>]
 """
@@ -17,8 +17,8 @@ from small_models import every_step
 FILES, RECORDS = 4, 20
 
 
-def written(directory: Path) -> list[str]:
-    """The same files for every worker; each writes a copy of its own."""
+def write_files(directory: Path) -> list[str]:
+    """Writes files with the same content for every worker. Each worker writes a separate copy."""
     directory.mkdir(parents=True, exist_ok=True)
     names = [str(directory / f"part-{i}") for i in range(FILES)]
     for i, name in enumerate(names):
@@ -50,10 +50,10 @@ class OwnShard(OwnFiles):
     policy = "off"
 
 
-def trained(kind: type, steps: int) -> dict:
-    trainer = kind(
+def trained(trainer_class: type, steps: int) -> dict:
+    trainer = trainer_class(
         strategy=STRATEGY, global_batch_size=8, writers=[], intervals=every_step(),
-        model_dir=f"{sys.argv[1]}/{kind.policy}",
+        model_dir=f"{sys.argv[1]}/{trainer_class.policy}",
     )  # fmt: skip
     try:
         trainer.train(steps)
@@ -64,8 +64,8 @@ def trained(kind: type, steps: int) -> dict:
 
 STRATEGY = ctl.make_strategy("auto")
 if __name__ == "__main__":
-    where = STRATEGY.cluster_resolver
-    OwnFiles.names = written(Path(sys.argv[1]) / f"files-{where.task_id if where else 0}")
+    resolver = STRATEGY.cluster_resolver
+    OwnFiles.names = write_files(Path(sys.argv[1]) / f"files-{resolver.task_id if resolver else 0}")
     lengths = [int(n) for n in sys.argv[2:]]
     result = {k.policy: [trained(k, n) for n in lengths] for k in (OwnFiles, OwnShard)}
     print(json.dumps(result))

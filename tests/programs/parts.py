@@ -1,4 +1,4 @@
-"""A worker whose data comes in parts: its own shard, files, or nothing but numbers."""
+"""A worker with divided data: one shard per worker, files, or example numbers only."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from small_models import every_step
 
 
 class Seen(Linear):
-    """Keeps which examples this worker was given, by the number in the first feature."""
+    """A trainer that records the examples of this worker by the number in the first feature."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -31,7 +31,7 @@ def numbered(numbers):
 
 
 class Sharded(Seen):
-    """24 examples, each worker's own half in batches of one replica."""
+    """24 examples, of which each worker has one half in batches of one replica."""
 
     def train_data_fn(self, context):
         numbers = tf.data.Dataset.range(24)
@@ -51,7 +51,7 @@ class GlobalBatches(Sharded):
 
 
 class Files(Linear):
-    """Shared by files, of which there are as many as the class says."""
+    """Data sharded by files. The class attribute `count` is the number of files."""
 
     count = 4
 
@@ -75,7 +75,7 @@ class OneFile(Files):
 
 
 class NoData(Seen):
-    """The step makes its own examples from their numbers."""
+    """A step that generates examples from their numbers."""
 
     def train_data(self, batch_size):
         return ctl.example_numbers(batch_size)
@@ -87,30 +87,32 @@ class NoData(Seen):
         return super().train_step((x, numbers % CLASSES))
 
 
-def with_seen(kind, strategy, steps):
+def train_and_list_examples(trainer_class, strategy, steps):
     writer = ctl.MemoryWriter()
-    trainer = kind(strategy=strategy, global_batch_size=4, writers=[writer], intervals=every_step())
+    trainer = trainer_class(
+        strategy=strategy, global_batch_size=4, writers=[writer], intervals=every_step()
+    )
     trainer.train(steps)
     weights = [float(w.sum()) for w in trainer.model.get_weights()]
     return {"seen": trainer.seen, "step": trainer.step, "weights": weights}
 
 
-def main(word: str) -> None:
-    strategy = ctl.make_strategy(word, num_virtual_devices=2 if word == "mirrored" else 0)
+def main(strategy_name: str) -> None:
+    strategy = ctl.make_strategy(strategy_name, num_virtual_devices=2 if strategy_name == "mirrored" else 0)
     result = {
-        "sharded": with_seen(Sharded, strategy, 100),
-        "no data": with_seen(NoData, strategy, 5),
+        "sharded": train_and_list_examples(Sharded, strategy, 100),
+        "no data": train_and_list_examples(NoData, strategy, 5),
         "global batches": outcome_of_mistake(GlobalBatches, strategy),
         "files": outcome(Files, strategy, 100),
     }
-    if word == "multi_worker":
+    if strategy_name == "multi_worker":
         result["overlapping"] = outcome_of_mistake(Overlapping, strategy)
         result["one file"] = outcome_of_mistake(OneFile, strategy)
     print(json.dumps(result))
 
 
-def outcome_of_mistake(kind, strategy):
-    trainer = kind(strategy=strategy, global_batch_size=4, writers=[])
+def outcome_of_mistake(trainer_class, strategy):
+    trainer = trainer_class(strategy=strategy, global_batch_size=4, writers=[])
     try:
         trainer.train(3)
     except ctl.UsageError as e:

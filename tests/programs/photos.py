@@ -1,9 +1,9 @@
-"""Five classes of real JPEGs, cut from drawings or from pictures of scikit-image and scikit-learn.
+"""Five classes of real JPEGs, cropped from drawings or from pictures of scikit-image and scikit-learn.
 
     python photos.py DIRECTORY --per_class=40
 
-They stand in for flower_photos.tgz: the same layout, about the same size of a photo. As a program it
-takes the pictures, which need the extra `slow`.
+They replace flower_photos.tgz: the same layout and about the same size of a photo. As a program it
+uses the pictures, which need the extra `slow`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ CLASSES = ("brick", "china", "flower", "grass", "gravel")
 
 
 def photographed() -> dict[str, np.ndarray]:
-    """Class -> uint8 `[h, w, 1 or 3]`, real pictures. Needs the extra `slow`."""
+    """Returns uint8 pictures `[h, w, 1 or 3]` by class. Needs the extra `slow`."""
     import skimage.data
     from sklearn.datasets import load_sample_image
 
@@ -26,15 +26,15 @@ def photographed() -> dict[str, np.ndarray]:
 
 
 def drawn() -> dict[str, np.ndarray]:
-    """Class -> uint8 `[512, 512, 1 or 3]`: for each class waves of another length and direction."""
+    """Returns uint8 images `[512, 512, 1 or 3]` by class: waves with a separate length and direction."""
     random, (y, x) = np.random.default_rng(1), np.mgrid[:512, :512]
-    found = {}
+    image_by_class = {}
     for i, name in enumerate(CLASSES):
         waves = 128 + 70 * np.sin(2 * np.pi * (x * np.cos(i) + y * np.sin(i)) / (8 + 6 * i))
         colors = 1 - 0.3 * random.random(3 if name in ("china", "flower") else 1)
         noise = random.normal(0, 2, (512, 512, 1))
-        found[name] = np.clip(waves[..., None] * colors + noise, 0, 255).astype(np.uint8)
-    return found
+        image_by_class[name] = np.clip(waves[..., None] * colors + noise, 0, 255).astype(np.uint8)
+    return image_by_class
 
 
 def jpeg(image: np.ndarray, **options) -> bytes:
@@ -47,9 +47,9 @@ def make(directory, per_class=40, *, height=HEIGHT, width=WIDTH, sources=drawn) 
     for name, picture in sources().items():
         (root / name).mkdir(parents=True)
         for i in range(per_class):
-            top = random.integers(picture.shape[0] - height + 1)
-            left = random.integers(picture.shape[1] - width + 1)
-            crop = picture[top : top + height, left : left + width]
+            first_row = random.integers(picture.shape[0] - height + 1)
+            first_column = random.integers(picture.shape[1] - width + 1)
+            crop = picture[first_row : first_row + height, first_column : first_column + width]
             (root / name / f"{i:04d}.jpg").write_bytes(jpeg(np.ascontiguousarray(crop)))
     (root / "LICENSE.txt").write_text("made of drawings, or of pictures of scikit-image and scikit-learn\n")
     return root

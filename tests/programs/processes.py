@@ -1,11 +1,11 @@
-"""Starts Python programs for tests, from a warm server where that makes no difference.
+"""Python programs for tests, forked from a warm server if the result is the same.
 
 process = processes.start([sys.executable, "-c", "import ctl"], env=environment())
 done = processes.run([sys.executable, "-m", "models.mnist"], env=environment())
 
-Both take what `subprocess.Popen` takes. A program is forked from a server that has TensorFlow imported,
-and is started by `subprocess` if it is no Python program, if its environment differs in what imports
-read, or if the words are those of a tool of `ctl`. The launcher is forked too, and then forks its workers.
+Both accept the arguments of `subprocess.Popen`. A program is forked from a server that has imported
+TensorFlow. `subprocess` starts it if it is not a Python program, if variables differ that imports
+read, or if it is a tool of `ctl`. The launcher is forked too, and then forks its workers.
 """
 
 import atexit
@@ -28,7 +28,7 @@ _OPTIONS = {"stdin", "stdout", "stderr", "env", "cwd", "text", "bufsize", "start
 
 
 def start(command: Sequence[str], **options) -> subprocess.Popen:
-    """`subprocess.Popen(words, **options)`, forked from a server if it can be.
+    """Starts a process as `subprocess.Popen(command, **options)`, forked from a server if possible.
 
     A process with a coverage measurement is not forked: its record starts with the interpreter.
     """
@@ -47,7 +47,7 @@ def python_script(text: str) -> str:
 def run(
     command: Sequence[str], *, timeout=TIMEOUT_SECS, text=True, **options
 ) -> subprocess.CompletedProcess:
-    """`subprocess.run` that keeps both outputs, as text."""
+    """Runs a command as `subprocess.run` and captures both outputs as text."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     with start(command, text=text, **streams) as process:
         try:
@@ -67,7 +67,7 @@ def words_of(pid: int) -> list[str]:
 
 
 def variables_of(pid: int) -> dict[str, str]:
-    """The environment that a running process was started with; {} if it has gone."""
+    """Returns the environment that a running process was started with, or {} if it has ended."""
     try:
         texts = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
     except OSError:
@@ -97,7 +97,7 @@ def _server_environ() -> dict[str, str]:
 
 
 class _Server:
-    """One server, started when it is first asked, ended with this process."""
+    """A server that starts with the first request and ends with this process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen | None = None
@@ -136,17 +136,19 @@ class _Server:
             self._process.wait()
 
 
-# Two in turn: workers of one job have another order of their sets, as fresh processes have.
+# Two servers in turn: their hash seeds differ, so workers of one job order sets differently.
 _servers = itertools.cycle([_Server(), _Server()])
 _starting = threading.Lock()
 
 
 class _Forked(subprocess.Popen):
-    """A child of a server: with the pipes of Popen, but started and waited for by the server."""
+    """A child of a server. It has the pipes of Popen; the server starts it and waits for it."""
 
-    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more):
-        """Has the server start it, where Popen would fork."""
-        _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *options = more
+    def _execute_child(
+        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *remaining_arguments
+    ):
+        """Requests the start from the server instead of forking."""
+        _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *options = remaining_arguments
         first, second, *_ = [*map(os.fspath, args[1:]), ""]
         is_file = not first.startswith("-")
         arguments = [*map(os.fspath, args[2 if is_file else 3 :])]
@@ -178,7 +180,7 @@ class _Forked(subprocess.Popen):
         return self.returncode
 
     def _read(self, timeout_secs):
-        """Takes the exit code if it comes within this time; the server may then forget the process."""
+        """Receives the exit code if it arrives within the timeout. The server may then reap the process."""
         if self.returncode is None:
             select.select([self._end], [], [], timeout_secs)
         with self._reading:

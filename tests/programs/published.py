@@ -1,4 +1,4 @@
-"""Programs of the kinds that keras.io publishes, by `Model.fit` or `ctl.fit`; as a program, a worker."""
+"""Programs of the kinds that keras.io publishes, by `Model.fit` or `ctl.fit`. As a program, a worker."""
 
 import json
 import sys
@@ -31,14 +31,14 @@ from published_models import (
 layers = keras.layers
 
 
-def compiled(model, optimizer=None, **how):
-    model.compile(optimizer=optimizer or keras.optimizers.Adam(0.01), **how)
+def compiled(model, optimizer=None, **options):
+    model.compile(optimizer=optimizer or keras.optimizers.Adam(0.01), **options)
     return model
 
 
-def functional(kind, **how):
+def functional(model_class, **options):
     x = keras.Input((6,))
-    return compiled(kind(x, layers.Dense(1)(x)), **how)
+    return compiled(model_class(x, layers.Dense(1)(x)), **options)
 
 
 def adversaries():
@@ -58,8 +58,8 @@ def stateful():
     return compiled(keras.Model(x, layers.Dense(1)(layers.LSTM(4, stateful=True)(x))), loss="mse")
 
 
-def regression(optimizer=None, **how):
-    return functional(keras.Model, optimizer=optimizer, loss="mse", **how)
+def regression(optimizer=None, **options):
+    return functional(keras.Model, optimizer=optimizer, loss="mse", **options)
 
 
 def normalized():
@@ -70,12 +70,14 @@ def normalized():
 
 
 def small_table():
-    """Many more words in a batch than rows in the table."""
-    words, embedding = keras.Input((8,), dtype="int32"), layers.Embedding(2, 4)
-    return compiled(keras.Model(words, layers.Dense(1)(layers.Flatten()(embedding(words)))), loss="mse")
+    """Returns a model with many more words in a batch than rows in the table."""
+    word_ids, embedding = keras.Input((8,), dtype="int32"), layers.Embedding(2, 4)
+    return compiled(
+        keras.Model(word_ids, layers.Dense(1)(layers.Flatten()(embedding(word_ids)))), loss="mse"
+    )
 
 
-def words():
+def word_ids_and_targets():
     return np.random.default_rng(2).integers(0, 2, (EXAMPLES, 8)), arrays()[1]
 
 
@@ -86,7 +88,7 @@ def sparse(width=6):
 
 def sparse_data(width=6):
     x, y = arrays()
-    x = np.pad(x, [(0, 0), (0, width - 6)])  # with many columns rows travel as rows, not as a table
+    x = np.pad(x, [(0, 0), (0, width - 6)])  # with many columns, gradients are sent as rows
     rows = tf.sparse.from_dense(np.where(np.abs(x) > 0.8, x, 0.0))
     return (tf.data.Dataset.from_tensor_slices((rows, y)).batch(BATCH),)
 
@@ -114,12 +116,12 @@ def inputs():
     return arrays()[:1]
 
 
-def whole():
+def full_batches():
     return tuple(a[:48] for a in arrays())
 
 
 def sequences():
-    x, y = whole()
+    x, y = full_batches()
     return x.reshape(48, 3, 2), y
 
 
@@ -149,7 +151,7 @@ OTHERS = {
     "endpoint": (endpoint, with_targets, {}),
     "schedule": (lambda: regression(keras.optimizers.SGD(Warm())), arrays, {}),
     "optimizer without configuration": (lambda: regression(Unnamed(0.01)), arrays, {}),
-    "small table": (small_table, words, {}),
+    "small table": (small_table, word_ids_and_targets, {}),
     "transfer": (lambda: compiled(Transfer(), loss="mse"), arrays, {}),
     "normalized": (normalized, arrays, {"sync_batch_norm": True}),
     "normalized, an empty replica": (normalized, one_left, {"sync_batch_norm": True}),
@@ -159,8 +161,8 @@ OTHERS = {
     "a metric of scalars": (lambda: regression(metrics=[mean_error]), one_left, {}),
 }
 ON_ONE_DEVICE = {
-    "halves": (lambda: compiled(Halves()), whole, {}),
-    "reshaped": (lambda: compiled(Reshaped(), loss="mse"), whole, {}),
+    "halves": (lambda: compiled(Halves()), full_batches, {}),
+    "reshaped": (lambda: compiled(Reshaped(), loss="mse"), full_batches, {}),
     "stateful": (stateful, sequences, {}),
     "noisy": (lambda: functional(Noisy), inputs, {}),
     "distiller, not built": (lambda: distiller(False), arrays, {}),
@@ -169,30 +171,30 @@ ON_ONE_DEVICE = {
 PROGRAMS = {**OWN_STEPS, **OTHERS, **ON_ONE_DEVICE}
 
 
-def trained(name, strategy=None, **how):
-    """History and weights of one program, by `ctl.fit` under a strategy, else by `Model.fit`."""
+def trained(name, strategy=None, **fit_options):
+    """Returns history and weights of one program, of `ctl.fit` under a strategy, else of `Model.fit`."""
     make, data, options = PROGRAMS[name]
     keras.utils.set_random_seed(1)
-    how = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0, **how}
+    fit_options = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0, **fit_options}
     if isinstance(data()[0], tf.data.Dataset):
-        del how["batch_size"]
+        del fit_options["batch_size"]
     if strategy is None:
         model = make()
-        history = model.fit(*data(), **how)
+        history = model.fit(*data(), **fit_options)
     else:
         with strategy.scope():
             model = make()
-        history = ctl.fit(model, *data(), **how, **options)
+        history = ctl.fit(model, *data(), **fit_options, **options)
     weights = [w.numpy().tolist() for w in model.trainable_variables]
     return {"history": {k: list(map(float, v)) for k, v in history.history.items()}, "weights": weights}
 
 
-def assert_same(found, expected, rtol=2e-5):
-    assert found["history"].keys() == expected["history"].keys()
+def assert_same(result, expected, rtol=2e-5):
+    assert result["history"].keys() == expected["history"].keys()
     for name, values in expected["history"].items():
-        np.testing.assert_allclose(found["history"][name], values, rtol=rtol, atol=1e-6, err_msg=name)
-    for mine, theirs in zip(found["weights"], expected["weights"], strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=rtol / 2)
+        np.testing.assert_allclose(result["history"][name], values, rtol=rtol, atol=1e-6, err_msg=name)
+    for weight, expected_weight in zip(result["weights"], expected["weights"], strict=True):
+        np.testing.assert_allclose(weight, expected_weight, atol=rtol / 2)
 
 
 def main():

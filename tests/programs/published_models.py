@@ -1,4 +1,4 @@
-"""Models of the kinds that keras.io publishes: own steps, own losses, endpoints."""
+"""Models of the kinds that keras.io publishes: custom steps, custom losses and endpoints."""
 
 import keras
 import numpy as np
@@ -24,7 +24,7 @@ def inputs_of(data):
 
 
 class Autoencoder(keras.Model):
-    """Reports trackers under other names than theirs, and a number that is of no tracker."""
+    """A model with logs that have names other than its trackers, and a value without a tracker."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ class Autoencoder(keras.Model):
 
 
 class Adversaries(keras.Model):
-    """Two optimizers, the critic's twice in a step; no `call`."""
+    """Two optimizers, of which the critic's is applied twice per step. Has no `call`."""
 
     def __init__(self):
         super().__init__()
@@ -73,16 +73,16 @@ class Adversaries(keras.Model):
 
     def train_step(self, data):
         real = inputs_of(data)
-        ones, zeros = tf.ones_like(real[:, :1]), tf.zeros_like(real[:, :1])
+        real_labels, generated_labels = tf.ones_like(real[:, :1]), tf.zeros_like(real[:, :1])
         for _ in range(2):
             with tf.GradientTape() as tape:
                 both = tf.concat([self.maker(real[:, :4]), real], axis=0)
-                loss = self.loss_fn(tf.concat([ones, zeros], axis=0), self.critic(both))
+                loss = self.loss_fn(tf.concat([real_labels, generated_labels], axis=0), self.critic(both))
             weights = self.critic.trainable_weights
             self.critic_optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         self.critic_loss.update_state(loss)
         with tf.GradientTape() as tape:
-            loss = self.loss_fn(zeros, self.critic(self.maker(real[:, :4])))
+            loss = self.loss_fn(generated_labels, self.critic(self.maker(real[:, :4])))
         weights = self.maker.trainable_weights
         self.maker_optimizer.apply(tape.gradient(loss, weights), weights)
         self.maker_loss.update_state(loss)
@@ -90,7 +90,7 @@ class Adversaries(keras.Model):
 
 
 class Denoiser(keras.Model):
-    """Diffusion: keeps an average of its weights, and has a layer that is not used here."""
+    """Diffusion with averaged weights and a layer that is not used here."""
 
     def __init__(self):
         super().__init__()
@@ -116,8 +116,8 @@ class Denoiser(keras.Model):
         weights = self.network.trainable_weights
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         self.noise_loss.update_state(loss)
-        for new, kept in zip(self.network.weights, self.average.weights, strict=True):
-            kept.assign(0.9 * kept + 0.1 * new)
+        for new, average in zip(self.network.weights, self.average.weights, strict=True):
+            average.assign(0.9 * average + 0.1 * new)
         return {m.name: m.result() for m in self.metrics}
 
     def test_step(self, data):
@@ -126,7 +126,7 @@ class Denoiser(keras.Model):
 
 
 class Siamese(keras.Model):
-    """A loss per example, of three parts of each example."""
+    """A loss per example from three parts of each example."""
 
     def __init__(self):
         super().__init__()
@@ -153,7 +153,7 @@ class Siamese(keras.Model):
 
 
 class Captioner(keras.Model):
-    """Uses `compute_loss` and the compiled metrics, and names them in its own way."""
+    """A model with `compute_loss` and the compiled metrics, under different names."""
 
     def train_step(self, data):
         x, y = data
@@ -172,7 +172,7 @@ class Captioner(keras.Model):
 
 
 class Distiller(keras.Model):
-    """Its own `compute_loss`, without a compiled loss."""
+    """A custom `compute_loss` without a compiled loss."""
 
     def __init__(self):
         super().__init__()
@@ -188,7 +188,7 @@ class Distiller(keras.Model):
 
 
 class Endpoint(layers.Layer):
-    """Adds the loss of targets that come as inputs, as LogisticEndpoint and CTC endpoints do."""
+    """A layer that adds the loss of targets in its inputs, as LogisticEndpoint and CTC endpoints do."""
 
     def call(self, targets, predicted):
         self.add_loss(keras.losses.MeanSquaredError()(targets, predicted))
@@ -196,7 +196,7 @@ class Endpoint(layers.Layer):
 
 
 class Measured(keras.Model):
-    """Returns values of its own from `compute_metrics`."""
+    """A model that returns custom values from `compute_metrics`."""
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         super().compute_metrics(x, y, y_pred, sample_weight)
@@ -204,7 +204,7 @@ class Measured(keras.Model):
 
 
 class Noisy(keras.Model):
-    """Draws random numbers without a seed of their own."""
+    """A model that draws random numbers without a seed."""
 
     def train_step(self, data):
         x = inputs_of(data)
@@ -228,7 +228,7 @@ class Unnamed(keras.optimizers.Adam):
 
 
 class Halves(keras.Model):
-    """Compares the halves of a batch, which needs an even number of rows."""
+    """A model that compares the halves of a batch, which needs an even number of rows."""
 
     def __init__(self):
         super().__init__()
@@ -247,7 +247,7 @@ class Halves(keras.Model):
 
 
 class Reshaped(keras.Model):
-    """Reshapes to the size of the batch that its data has."""
+    """A model that reshapes to the batch size of its data."""
 
     def __init__(self):
         super().__init__()
@@ -258,7 +258,7 @@ class Reshaped(keras.Model):
 
 
 class Transfer(keras.Model):
-    """A body with normalization that is called as in inference, below a new head."""
+    """A frozen body with normalization in inference mode, below a new head."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Any role of a job: trains, or evaluates, the small model in argv[1] and prints what came of it."""
+"""A job of any role that trains or evaluates the small model in argv[1] and prints its results."""
 
 import json
 import sys
@@ -13,10 +13,10 @@ def main(model_dir: str, steps: int) -> None:
         optimizer="adam", strategy="auto", model_dir=model_dir, writers=[writer],
         intervals=every_step(save=ctl.Every(steps=5), evaluate=ctl.Every(steps=5)),
     )  # fmt: skip
-    numbers = trainer.train(steps)
-    rows = {step: values["loss"] for run, step, values in writer.rows if run == "eval"}
-    word = {"workers": trainer.topology.num_workers, "chief": trainer.topology.is_chief}
-    print(json.dumps({"digest": digest(trainer), "eval": rows, "numbers": numbers, **word}))
+    metrics = trainer.train(steps)
+    eval_losses = {step: values["loss"] for run, step, values in writer.rows if run == "eval"}
+    role = {"workers": trainer.topology.num_workers, "chief": trainer.topology.is_chief}
+    print(json.dumps({"digest": digest(trainer), "eval": eval_losses, "numbers": metrics, **role}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Trainers of tables, whose gradients are rows: optimizers that see them in different ways."""
+"""Trainers of tables with row gradients, and optimizers that process them differently."""
 
 import ctl
 import keras
@@ -9,7 +9,7 @@ BATCH, LENGTH = 8, 6
 
 
 class Lazy(keras.optimizers.Optimizer):
-    """Momentum that only rows with a gradient have; what is dense or doubled trains another model."""
+    """Momentum only for rows with a gradient. Dense or duplicated gradients train a different model."""
 
     def build(self, variables):
         if not self.built:
@@ -25,27 +25,27 @@ class Lazy(keras.optimizers.Optimizer):
 
 
 class Rows(ctl.Trainer):
-    """Sentences of 0 to 6 words in two tables; the number of rows differs by step and replica.
+    """Sentences of 0 to 6 words in two tables. The number of rows differs by step and replica.
 
-    17 sentences in batches of 8: the last has one, and one replica of two none.
+    17 sentences in batches of 8. The last batch has one sentence, so one of two replicas has none.
     """
 
     optimizer_of = staticmethod(lambda: keras.optimizers.SGD(0.5))
-    words, how = 3000, {}
+    num_words, gradient_options = 3000, {}
 
     def build(self):
         self.model = tf.Module()
-        start = np.random.default_rng(4).normal(size=[self.words, 4])
+        start = np.random.default_rng(4).normal(size=[self.num_words, 4])
         self.model.left = tf.Variable(start, dtype="float32")
         self.model.right = tf.Variable(start[::-1], dtype="float32")
         self.model.get_weights = lambda: [v.numpy() for v in self.model.trainable_variables]
         self.optimizer = self.optimizer_of()
         self.optimizer.build(self.model.trainable_variables)
-        self.gradients = ctl.Gradients(**self.how)
+        self.gradients = ctl.Gradients(**self.gradient_options)
 
     def ids(self):
         generator = np.random.default_rng(5)
-        ids = generator.integers(1, 40, (17, LENGTH)) * (self.words // 40)
+        ids = generator.integers(1, 40, (17, LENGTH)) * (self.num_words // 40)
         ids[np.arange(LENGTH) >= generator.integers(0, LENGTH + 1, (17, 1))] = 0
         return ids
 
@@ -53,10 +53,12 @@ class Rows(ctl.Trainer):
         return tf.data.Dataset.from_tensor_slices(self.ids()).batch(batch_size).repeat()
 
     def loss_of(self, ids):
-        found = tf.where(ids > 0)
-        words = tf.gather_nd(ids, found)
-        rows = tf.gather(self.model.left, words) * tf.gather(self.model.right, words - 1)
-        return tf.math.unsorted_segment_sum(tf.reduce_sum(rows, axis=1) ** 2, found[:, 0], tf.shape(ids)[0])
+        word_positions = tf.where(ids > 0)
+        word_ids = tf.gather_nd(ids, word_positions)
+        rows = tf.gather(self.model.left, word_ids) * tf.gather(self.model.right, word_ids - 1)
+        return tf.math.unsorted_segment_sum(
+            tf.reduce_sum(rows, axis=1) ** 2, word_positions[:, 0], tf.shape(ids)[0]
+        )
 
     def train_step(self, ids):
         with tf.GradientTape() as tape:
@@ -70,13 +72,13 @@ def rows_with(optimizer, **changes):
     return type("Rows", (Rows,), {"optimizer_of": staticmethod(optimizer), **changes})
 
 
-LARGE = 20_000  # rows of a table that is never worth sending whole
+LARGE = 20_000  # rows of a table that is always larger than its row gradients
 ROWS = {
     "rows_sgd": Rows,
     "rows_adam": rows_with(lambda: keras.optimizers.Adam(0.1)),
-    "rows_lazy": rows_with(lambda: Lazy(0.05), words=LARGE),
-    "rows_lazy_small_table": rows_with(lambda: Lazy(0.05), words=40),
+    "rows_lazy": rows_with(lambda: Lazy(0.05), num_words=LARGE),
+    "rows_lazy_small_table": rows_with(lambda: Lazy(0.05), num_words=40),
     "rows_adagrad": rows_with(lambda: keras.optimizers.Adagrad(0.5)),
-    "rows_lazy_accumulated": rows_with(lambda: Lazy(0.05), how={"accumulate_steps": 3}),
-    "rows_lazy_clipped": rows_with(lambda: Lazy(0.05), how={"clip_norm": 0.5}),
+    "rows_lazy_accumulated": rows_with(lambda: Lazy(0.05), gradient_options={"accumulate_steps": 3}),
+    "rows_lazy_clipped": rows_with(lambda: Lazy(0.05), gradient_options={"clip_norm": 0.5}),
 }

@@ -1,13 +1,13 @@
-"""A small job whose saves go wrong where the environment says.
+"""A small job with faults during saving, as specified in the environment.
 
     FAULTS="kill:before_commit@4" python saving_faults.py MODEL_DIR --steps=8
 
-A fault is `what:where@step`, several are separated by spaces. `kill` ends the process with -9, `stop`
-makes the file SIGNALS/stopped-<step> and waits for SIGNALS/go-<step>; places are those of `PLACES`.
-`limit:BYTES@step` sets the largest file that the process may write, until the step after.
+A fault is `action:position@step`, several are separated by spaces. `kill` ends the process with -9,
+`stop` creates the file SIGNALS/stopped-<step> and waits for SIGNALS/go-<step>. `PLACES` lists the
+positions. `limit:BYTES@step` limits the size of files written by the process until the next step.
 
-With `--forever` the program reads lines of arguments from standard input and does each in a process
-of its own, forked when TensorFlow is imported but has not begun: one import for many runs.
+With `--forever` the program reads lines of arguments from standard input and runs each in a separate
+process. It is forked after the import of TensorFlow and before its first use: one import for many runs.
 """
 
 import argparse
@@ -33,10 +33,12 @@ DEADLINE_SECS = 120
 
 
 class Counted(Small):
-    """With a variable that is summed over workers when it is read; says where it began and ended."""
+    """A small trainer with a variable that is summed over workers when it is read."""
 
-    def __init__(self, faults, options, **more):
-        super().__init__(framework=options.framework, optimizer="adam", dropout=options.dropout, **more)
+    def __init__(self, faults, options, **options_of_trainer):
+        super().__init__(
+            framework=options.framework, optimizer="adam", dropout=options.dropout, **options_of_trainer
+        )
         self._faults, self._options, self._width = faults, options, options.width
 
     def build(self):
@@ -62,18 +64,18 @@ class Counted(Small):
 
 class Faults:
     def __init__(self, text, signals):
-        words = [word.partition("@") for word in text.split()]
-        self._planned = [(*w.split(":"), int(step)) for w, _, step in words]
+        action_and_step = [fault.partition("@") for fault in text.split()]
+        self._planned = [(*action.split(":"), int(step)) for action, _, step in action_and_step]
         self._signals, self._step = Path(signals), -1
-        assert all(where in PLACES or what == "limit" for what, where, _ in self._planned)
+        assert all(position in PLACES or action == "limit" for action, position, _ in self._planned)
         self._patch()
 
-    def reach(self, where, step=None):
+    def reach(self, position, step=None):
         step = self._step if step is None else step
-        for what, place, at in self._planned:
-            if (place, at) == (where, step) and what == "kill":
+        for action, fault_position, fault_step in self._planned:
+            if (fault_position, fault_step) == (position, step) and action == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if (place, at) == (where, step) and what == "stop":
+            if (fault_position, fault_step) == (position, step) and action == "stop":
                 (self._signals / f"stopped-{step}").touch()
                 deadline = time.monotonic() + DEADLINE_SECS
                 while not (self._signals / f"go-{step}").exists():
@@ -82,22 +84,22 @@ class Faults:
 
     def after_step(self, step):
         self.reach("after_step", step)
-        for what, size, at in self._planned:
-            if what == "limit" and step in (at, at + 1):
-                most = int(size) if step == at else resource.RLIM_INFINITY
-                resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+        for action, size, fault_step in self._planned:
+            if action == "limit" and step in (fault_step, fault_step + 1):
+                max_bytes = int(size) if step == fault_step else resource.RLIM_INFINITY
+                resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, resource.RLIM_INFINITY))
 
     def _patch(self):
         write, tensors, mark = commit.write_checkpoint, snapshot.Snapshot.write, commit.write_manifest
         remove, discard, rename = commit.remove_checkpoint, commit.discard_directory, Path.rename
 
-        def writing(directory, manifest, write_state, **how):
+        def write_with_faults(directory, manifest, write_state, **options):
             self._step = manifest.step
             self.reach("before_write")
-            return write(directory, manifest, write_state, **how)
+            return write(directory, manifest, write_state, **options)
 
-        def writing_tensors(taken, prefix):
-            tensors(taken, prefix)
+        def write_tensors_with_faults(state, prefix):
+            tensors(state, prefix)
             data, index = Path(f"{prefix}.data-00000-of-00001"), Path(f"{prefix}.index")
             content, head = data.read_bytes(), index.read_bytes()
             data.write_bytes(content[: len(content) // 2])
@@ -107,34 +109,38 @@ class Faults:
             self.reach("before_index")
             index.write_bytes(head)
 
-        def marking(path, manifest):
+        def write_manifest_with_faults(path, manifest):
             self.reach("before_manifest")
             mark(path, manifest)
             self.reach("before_commit")
 
-        def removing(path):
+        def remove_with_faults(path):
             self.reach("before_deleting")
             return remove(path)
 
-        def discarding(path, ignore_errors=True):
+        def discard_with_faults(path, ignore_errors=True):
             if path.name.startswith("deleted-"):
                 (path / commit.MANIFEST).unlink(missing_ok=True)
                 self.reach("while_deleting")
             return discard(path, ignore_errors)
 
-        def renaming(path, goal):
-            done = rename(path, goal)
-            if goal.name.startswith("replaced-"):
+        def rename_with_faults(path, target):
+            result = rename(path, target)
+            if target.name.startswith("replaced-"):
                 self.reach("while_replacing")
-            return done
+            return result
 
-        commit.write_checkpoint, commit.write_manifest = writing, marking
-        snapshot.Snapshot.write = writing_tensors
-        commit.remove_checkpoint, commit.discard_directory, Path.rename = removing, discarding, renaming
+        commit.write_checkpoint, commit.write_manifest = write_with_faults, write_manifest_with_faults
+        snapshot.Snapshot.write = write_tensors_with_faults
+        commit.remove_checkpoint, commit.discard_directory, Path.rename = (
+            remove_with_faults,
+            discard_with_faults,
+            rename_with_faults,
+        )
 
 
 def digests(trainer):
-    """name -> digest of the variable's value; all workers must call it."""
+    """Returns name -> digest of the variable's value. All workers must call it."""
     variables = trainer._prepared_trainer.state.variables
     return {n: hashlib.sha256(v.numpy().tobytes()).hexdigest()[:16] for n, v in variables.items()}
 
@@ -168,35 +174,35 @@ def run(arguments, faults_text):
         print(json.dumps(result), flush=True)
         sys.stdout.flush()
         os._exit(result["code"])
-    again = manager.save(trainer._prepared_trainer.state, ctl.Manifest(
+    saved_again = manager.save(trainer._prepared_trainer.state, ctl.Manifest(
         step=options.steps, created=time.time(), variables=trainer._prepared_trainer.state.spec(),
     )) if options.twice else None  # fmt: skip
     manager.finish()
     if options.compare:
-        place = trainer.topology
-        trainer._prepared_trainer.state.checkpoint.write(f"{options.compare}/{place.worker_index}/state")
-    print(json.dumps({**result, "ended": trainer.step, "final": digests(trainer), "again": again}))
+        topology = trainer.topology
+        trainer._prepared_trainer.state.checkpoint.write(f"{options.compare}/{topology.worker_index}/state")
+    print(json.dumps({**result, "ended": trainer.step, "final": digests(trainer), "again": saved_again}))
 
 
 def parser():
-    made = argparse.ArgumentParser()
-    made.add_argument("model_dir")
-    made.add_argument("--steps", type=int, default=8)
-    made.add_argument("--save_every", type=int, default=2)
-    made.add_argument("--keep", default="5")
-    made.add_argument("--strategy", default="default")
-    made.add_argument("--framework", default="keras3")
-    made.add_argument("--dropout", type=float, default=0.3)
-    made.add_argument("--background", action="store_true")
-    made.add_argument("--on_error", default="continue")
-    made.add_argument("--width", type=int, default=0, help="rows of 1 kB that the state has besides")
-    made.add_argument("--raise_at", type=int, default=-1)
-    made.add_argument("--signal_at", type=int, default=-1)
-    made.add_argument("--signals", default=".", help="directory for what is told and waited for")
-    made.add_argument("--mounted", action="store_true", help="model_dir is an object store's")
-    made.add_argument("--compare", help="directory for what TensorFlow itself writes")
-    made.add_argument("--twice", action="store_true", help="save the last step once more")
-    return made
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("model_dir")
+    arguments.add_argument("--steps", type=int, default=8)
+    arguments.add_argument("--save_every", type=int, default=2)
+    arguments.add_argument("--keep", default="5")
+    arguments.add_argument("--strategy", default="default")
+    arguments.add_argument("--framework", default="keras3")
+    arguments.add_argument("--dropout", type=float, default=0.3)
+    arguments.add_argument("--background", action="store_true")
+    arguments.add_argument("--on_error", default="continue")
+    arguments.add_argument("--width", type=int, default=0, help="rows of 1 kB that the state has besides")
+    arguments.add_argument("--raise_at", type=int, default=-1)
+    arguments.add_argument("--signal_at", type=int, default=-1)
+    arguments.add_argument("--signals", default=".", help="directory for what is told and waited for")
+    arguments.add_argument("--mounted", action="store_true", help="model_dir is an object store's")
+    arguments.add_argument("--compare", help="directory for what TensorFlow itself writes")
+    arguments.add_argument("--twice", action="store_true", help="save the last step once more")
+    return arguments
 
 
 def serve():

@@ -1,4 +1,4 @@
-"""Runs of `saving_faults.py`, one after the other, and looks at what they leave."""
+"""Sequential runs of `saving_faults.py`, and checks of the files that they leave."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ _DONE = '{"done": '
 
 
 class Jobs:
-    """A process that forks one for each run."""
+    """A process that forks one process for each run."""
 
     def __init__(self):
         self._process = processes.start(
@@ -39,7 +39,7 @@ class Jobs:
         self._process.stdin.flush()
 
     def is_busy(self):
-        """True until the run that was started has ended."""
+        """Returns whether the current run is active."""
         with self._lines.mutex:
             return not any(line.startswith(_DONE) for line in self._lines.queue)
 
@@ -73,30 +73,30 @@ def jobs():
 
 @pytest.fixture(scope="module")
 def unbroken(jobs, tmp_path_factory):
-    """The values at the end of a run of 8 steps that nothing disturbs."""
+    """Returns the final values of a run of 8 steps without faults."""
     return jobs(tmp_path_factory.mktemp("unbroken")).json["final"]
 
 
 def checkpoints(model_dir):
-    """Steps of the listed checkpoints, all of which must be whole."""
-    found = commit.list_checkpoints(Path(model_dir) / "checkpoints")
-    for path, manifest in found:
+    """Returns the steps of the listed checkpoints. All of them must be complete."""
+    listed = commit.list_checkpoints(Path(model_dir) / "checkpoints")
+    for path, manifest in listed:
         assert commit.find_damage(path, manifest) is None, path
-    return [m.step for _, m in found]
+    return [m.step for _, m in listed]
 
 
 def names(directory):
     return sorted(p.name for p in Path(directory).iterdir() if p.name != commit.LISTING)
 
 
-def until(is_so, what, timeout=TIMEOUT_SECS):
+def until(condition, message, timeout=TIMEOUT_SECS):
     deadline = time.monotonic() + timeout
-    while not is_so():
-        assert time.monotonic() < deadline, what
+    while not condition():
+        assert time.monotonic() < deadline, message
         time.sleep(0.005)
 
 
-def truncated_data(path):
-    """Cuts the last bytes off a checkpoint's data."""
+def truncate_data(path):
+    """Removes the last bytes of a checkpoint's data."""
     data = next(path.glob("state.data*"))
     data.write_bytes(data.read_bytes()[:-3])

@@ -1,4 +1,4 @@
-"""A job with parameter servers: a process per task, on ports that the parent picks."""
+"""A job with parameter servers: one process per task, on ports that the parent selects."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from conftest import ROOT, TIMEOUT_SECS, Result, environment, free_ports
 
 
 class ServedJob:
-    """Tasks as processes; `start` gives each its TF_CONFIG, `stop_all` ends those that still run."""
+    """Tasks as processes. `start` sets TF_CONFIG for each task, `stop_all` kills the running tasks."""
 
     def __init__(self, directory: Path, arguments: list[str], *, workers: int = 2, servers: int = 1):
         self.directory = directory
@@ -28,11 +28,11 @@ class ServedJob:
         self._all: list[subprocess.Popen] = []
 
     def start(self, *names: str, directories: Mapping[str, Path] = {}) -> None:
-        """Starts tasks such as "worker0", or all, the chief last; `directories` they work in."""
-        everyone = [f"{k}{i}" for k in ("ps", "worker", "chief") for i in range(len(self.cluster[k]))]
-        for name in names or everyone:
-            kind, index = name.rstrip("0123456789"), int(name[len(name.rstrip("0123456789")) :])
-            config = {"cluster": self.cluster, "task": {"type": kind, "index": index}}
+        """Starts tasks such as "worker0", or all tasks with the chief last."""
+        all_names = [f"{k}{i}" for k in ("ps", "worker", "chief") for i in range(len(self.cluster[k]))]
+        for name in names or all_names:
+            role, index = name.rstrip("0123456789"), int(name[len(name.rstrip("0123456789")) :])
+            config = {"cluster": self.cluster, "task": {"type": role, "index": index}}
             with self.log(name).open("ab") as log:
                 process = processes.start(
                     [sys.executable, *self._arguments], stdout=log, stderr=subprocess.STDOUT,
@@ -50,17 +50,17 @@ class ServedJob:
         return Result(code, self.log(name).read_text(errors="replace"))
 
     def cpu_secs(self, name: str) -> float:
-        """What a task has computed so far; one that only serves hardly does."""
+        """Returns the CPU time of a task (seconds). A parameter server uses little."""
         stat = Path(f"/proc/{self.tasks[name].pid}/stat").read_text().rpartition(")")[2].split()
         return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
-    def until(self, is_so, what: str, timeout: float = TIMEOUT_SECS) -> None:
-        """Waits until `is_so()`, as long as the chief runs."""
+    def until(self, condition, description: str, timeout: float = TIMEOUT_SECS) -> None:
+        """Waits until `condition()` holds, as long as the chief runs."""
         deadline = time.monotonic() + timeout
-        while not is_so():
+        while not condition():
             text = self.log("chief0").read_text(errors="replace")[-3000:]
-            assert time.monotonic() < deadline, f"waited for {what} in vain:\n{text}"
-            assert self.tasks["chief0"].poll() is None, f"the chief ended before {what}:\n{text}"
+            assert time.monotonic() < deadline, f"waited for {description} in vain:\n{text}"
+            assert self.tasks["chief0"].poll() is None, f"the chief ended before {description}:\n{text}"
             time.sleep(0.02)
 
     def stop_all(self) -> None:

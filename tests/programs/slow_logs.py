@@ -1,8 +1,8 @@
-"""Runs a module as `python -m` does, with a pause after each line of metrics.jsonl.
+"""A substitute for `python -m` with a pause after each line of metrics.jsonl.
 
     python slow_logs.py models.mnist --model_dir=...
 
-A test that ends the run after some lines is then in time, however late the test itself is scheduled.
+A test that ends the run after some lines is then on time, also if the test is scheduled late.
 """
 
 import runpy

@@ -1,4 +1,4 @@
-"""File systems that are quickly full. Needs root and Linux; the test is skipped elsewhere."""
+"""Small file systems that fill up quickly. Needs root and Linux; elsewhere the test is skipped."""
 
 import contextlib
 import errno
@@ -8,24 +8,24 @@ import pytest
 
 
 @contextlib.contextmanager
-def mounted(place, size):
-    """A new file system of `size`, such as "4m", in the directory `place`."""
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+def mounted(directory, size):
+    """Mounts a new file system of `size`, such as "4m", in `directory`."""
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)]
     try:
-        done = subprocess.run(mount, capture_output=True, timeout=30, check=False)
+        result = subprocess.run(mount, capture_output=True, timeout=30, check=False)
     except OSError as e:
         pytest.skip(f"mount: {e}")
-    if done.returncode:
-        pytest.skip(f"mount: {done.stderr.decode()}")
+    if result.returncode:
+        pytest.skip(f"mount: {result.stderr.decode()}")
     try:
-        yield place
+        yield directory
     finally:
-        subprocess.run(["umount", "-l", str(place)], timeout=30, check=False)
+        subprocess.run(["umount", "-l", str(directory)], timeout=30, check=False)
 
 
 def fill(path):
-    """Writes a file until not a byte more fits."""
+    """Writes a file until the file system is full."""
     with path.open("wb", buffering=0) as file:
         for size in (1 << 16, 1 << 12, 1):
             try:

@@ -1,4 +1,4 @@
-"""Small trainers with the same numbers in Keras 3, tf_keras and a plain tf.Module."""
+"""Small trainers with identical results in Keras 3, tf_keras and a plain tf.Module."""
 
 import ctl
 import keras
@@ -32,7 +32,7 @@ class PlainModel(tf.Module):
 
 
 class PlainOptimizer(tf.Module):
-    """SGD, or Adam with slots made on the first call of build."""
+    """SGD, or Adam with slots that the first call of `build` creates."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -137,7 +137,7 @@ def traced_steps(path):
     for plane in space.planes:
         for event in (e for line in plane.lines for e in line.events):
             stats = {plane.stat_metadata[s.metadata_id].name: s.int64_value for s in event.stats}
-            assert "iter_num" not in stats, "of a loop in the graph, whose iterations hide the steps"
+            assert "iter_num" not in stats, "iterations of a loop in the graph hide the steps"
             if plane.event_metadata[event.metadata_id].name == "train":
                 steps.add(stats["step_num"])
     return steps

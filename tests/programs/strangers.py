@@ -1,4 +1,4 @@
-"""What strangers send to a port: `with crowd(port): ...` keeps all of it up as long as the block lasts."""
+"""Invalid and hostile connections to a port. `with crowd(port): ...` keeps them active during the block."""
 
 import contextlib
 import random
@@ -27,11 +27,11 @@ LINES = {
 
 @contextlib.contextmanager
 def crowd(port, silent=300, slow=20):
-    """Silent and slow connections, and every one of LINES again and again; ends with the block."""
-    over = threading.Event()
+    """Opens silent and slow connections, and repeats every line of LINES until the block ends."""
+    stopped = threading.Event()
     tasks = [
-        lambda: _hold(port, over, silent), lambda: _drip(port, over, slow),
-        lambda: _talk(port, over), lambda: _mirror(port, over),
+        lambda: _hold(port, stopped, silent), lambda: _drip(port, stopped, slow),
+        lambda: _talk(port, stopped), lambda: _mirror(port, stopped),
     ]  # fmt: skip
     threads = [threading.Thread(target=task, daemon=True) for task in tasks]
     for thread in threads:
@@ -39,71 +39,71 @@ def crowd(port, silent=300, slow=20):
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
         for thread in threads:
             thread.join(30)
 
 
-def call(port):
-    """A connection, or None while nobody listens."""
+def connect(port):
+    """Returns a connection, or None if the port does not listen."""
     with contextlib.suppress(OSError):
         return socket.create_connection(("127.0.0.1", port), timeout=2)
     return None
 
 
-def _hold(port, over, count):
-    """Connections that say nothing; new ones for those that were closed."""
-    held = []
-    while not over.wait(0.01):
-        held = [one for one in held if not _is_closed(one)]
-        while len(held) < count and not over.is_set():
-            found = call(port)
-            if found is None:
+def _hold(port, stopped, count):
+    """Holds silent connections and replaces closed ones."""
+    connections = []
+    while not stopped.wait(0.01):
+        connections = [connection for connection in connections if not _is_closed(connection)]
+        while len(connections) < count and not stopped.is_set():
+            new_connection = connect(port)
+            if new_connection is None:
                 break
-            held.append(found)
-    for one in held:
-        one.close()
+            connections.append(new_connection)
+    for connection in connections:
+        connection.close()
 
 
-def _drip(port, over, count):
-    """A byte at a time of what may become a proof."""
-    text, held = MAGIC + b"\0" * 1000, {}
-    while not over.wait(0.2):
-        while len(held) < count and (found := call(port)) is not None:
-            held[found] = 0
-        for one, sent in list(held.items()):
+def _drip(port, stopped, count):
+    """Sends a possible proof one byte at a time."""
+    text, sent_by_connection = MAGIC + b"\0" * 1000, {}
+    while not stopped.wait(0.2):
+        while len(sent_by_connection) < count and (new_connection := connect(port)) is not None:
+            sent_by_connection[new_connection] = 0
+        for connection, sent in list(sent_by_connection.items()):
             try:
-                one.send(text[sent : sent + 1])
-                held[one] = sent + 1
+                connection.send(text[sent : sent + 1])
+                sent_by_connection[connection] = sent + 1
             except OSError:
-                del held[one]
-    for one in held:
-        one.close()
+                del sent_by_connection[connection]
+    for connection in sent_by_connection:
+        connection.close()
 
 
-def _talk(port, over):
-    while not over.wait(0.001):
+def _talk(port, stopped):
+    while not stopped.wait(0.001):
         for line in LINES.values():
-            found = call(port)
-            if found is not None:
-                with contextlib.suppress(OSError), found:
-                    found.sendall(line)
+            connection = connect(port)
+            if connection is not None:
+                with contextlib.suppress(OSError), connection:
+                    connection.sendall(line)
 
 
-def _mirror(port, over):
-    """Everything that comes from one connection goes back to it, and into another one."""
-    while not over.wait(0.001):
-        one, other = call(port), call(port)
-        if one is None or other is None:
+def _mirror(port, stopped):
+    """Sends all data of one connection back to it and to a second connection."""
+    while not stopped.wait(0.001):
+        first, second = connect(port), connect(port)
+        if first is None or second is None:
             continue
-        with contextlib.suppress(OSError), one, other:
-            one.settimeout(0.1)
+        with contextlib.suppress(OSError), first, second:
+            first.settimeout(0.1)
             for _ in range(3):
-                came = one.recv(4096)
-                if not came:
+                received = first.recv(4096)
+                if not received:
                     break
-                one.sendall(came)
-                other.sendall(came)
+                first.sendall(received)
+                second.sendall(received)
 
 
 def _is_closed(connection):

@@ -1,4 +1,4 @@
-"""Writes what training processes write for TensorBoard, and reads it as TensorBoard does."""
+"""TensorBoard logs of training processes, and functions that read them as TensorBoard does."""
 
 from ctl.io import paths
 from ctl.metrics.protocol import Ended, RunEnd, RunInfo, Started, Traced
@@ -28,7 +28,7 @@ def graph(name):
 
 
 def attempt(logs, start, steps, *, evals=(), end=RunEnd.DONE, facts=None, name="node"):
-    """One life of a training process."""
+    """Writes the events of one attempt of a training process."""
     writer = TensorBoardWriter(logs)
     writer.note(Started(start, None, facts or INFO))
     writer.note(Traced(graph(name)))
@@ -44,13 +44,13 @@ def files(folder):
 
 
 def raw_events(folder):
-    """All events of the files but the layout, in the order TensorBoard reads them, by its own loader."""
+    """Returns all events except the layout, read by TensorBoard's loader in its order."""
     events = [event for path in files(folder) for event in LegacyEventFileLoader(str(path)).Load()]
     return [event for event in events if not any(v.tag == LAYOUT for v in event.summary.value)]
 
 
 def scalar_steps(folder, tag="loss"):
-    """Steps of the points that TensorBoard shows."""
+    """Returns the steps of the points that TensorBoard shows."""
     if not paths.path(folder).exists():
         return []
     events = accumulated(folder)
@@ -58,7 +58,7 @@ def scalar_steps(folder, tag="loss"):
 
 
 def accumulated(folder):
-    """What TensorBoard shows: a session log hides points before it."""
+    """Returns the events that TensorBoard shows: a session log hides points before it."""
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0})  # 0: no sampling
     events.Reload()
     return events

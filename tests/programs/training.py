@@ -1,4 +1,4 @@
-"""Runs the job of faulty.py as a person would, and reads what it left."""
+"""Runs of the job of faulty.py, and functions that read their results."""
 
 import json
 import os
@@ -20,7 +20,7 @@ OPTIONS = ("--global_batch_size=12", "--steps_per_loop=1", "--log_every_steps=1"
 
 
 def command(model_dir, *options, workers=0, launcher=()):
-    """The words of the job; `workers` 0 starts it without the launcher, "found" leaves it to hosts."""
+    """Returns the command of the job. `workers` is 0 without launcher, or "found" to detect the hosts."""
     job = [sys.executable, str(PROGRAMS / "faulty.py"), f"--model_dir={model_dir}",
            f"--train_steps={STEPS}", *OPTIONS, *options]  # fmt: skip
     count = [] if workers == "found" else [f"--workers={workers}"]
@@ -30,7 +30,7 @@ def command(model_dir, *options, workers=0, launcher=()):
 
 @contextmanager
 def started(model_dir, *options, workers=0, launcher=(), faults="", **env):
-    """The process, with its output in a file beside model_dir; killed at the end, its workers with it."""
+    """Starts the job with its output in a file beside model_dir. Kills it and its workers at the end."""
     model_dir = Path(model_dir)
     marks = model_dir.with_name(f"{model_dir.name}-marks")
     marks.mkdir(exist_ok=True)
@@ -53,26 +53,26 @@ def output_of(model_dir):
     return model_dir.with_name(f"{model_dir.name}.out")
 
 
-def run(model_dir, *options, **how) -> Result:
-    """The job to its end."""
+def run(model_dir, *options, **options_of_start) -> Result:
+    """Runs the job until it ends."""
     before = output_of(model_dir).stat().st_size if output_of(model_dir).exists() else 0
-    with started(model_dir, *options, **how) as process:
+    with started(model_dir, *options, **options_of_start) as process:
         code = process.wait(TIMEOUT_SECS)
     return Result(code, output_of(model_dir).read_bytes()[before:].decode(errors="replace"))
 
 
 def wait_until(condition, process=None):
-    """Polls; fails after a generous time, or when the process has ended."""
+    """Polls `condition`. Fails after a generous timeout, or if the process has ended."""
     deadline = time.monotonic() + TIMEOUT_SECS
-    while not (found := condition()):
+    while not (value := condition()):
         assert process is None or process.poll() is None, "it ended before"
         assert time.monotonic() < deadline, "it took too long"
         time.sleep(0.02)
-    return found
+    return value
 
 
 def trace(model_dir, run="train"):
-    """step -> loss."""
+    """Returns the loss by step."""
     path = Path(model_dir) / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     rows = [json.loads(line) for line in lines if line.endswith("}")]
@@ -82,36 +82,36 @@ def trace(model_dir, run="train"):
 
 
 def saved(model_dir):
-    """Steps of the committed checkpoints."""
-    found = Path(model_dir).glob("checkpoints/ckpt-*/manifest.json")
-    return sorted(int(p.parent.name.partition("-")[2]) for p in found)
+    """Returns the steps of the committed checkpoints."""
+    manifests = Path(model_dir).glob("checkpoints/ckpt-*/manifest.json")
+    return sorted(int(p.parent.name.partition("-")[2]) for p in manifests)
 
 
 def tensors(model_dir, step=STEPS):
-    """name -> value, of one checkpoint, as plain TensorFlow reads it."""
+    """Returns name -> value of one checkpoint, read with plain TensorFlow."""
     reader = tf.train.load_checkpoint(f"{model_dir}/checkpoints/ckpt-{step}/state")
     names = [n for n in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in n]
     return {n: reader.get_tensor(n) for n in names}
 
 
 def assert_bit_identical(model_dir, unbroken, step=STEPS):
-    """Weights, slots, seeds, step and every loss are those of the unbroken run."""
+    """Checks that weights, slots, seeds, step and every loss equal those of the unbroken run."""
     assert trace(model_dir) == trace(unbroken)
-    here, there = tensors(model_dir, step), tensors(unbroken, step)
-    assert here.keys() == there.keys()
-    for name, value in there.items():
-        assert np.array_equal(here[name], value), name
+    restored, expected = tensors(model_dir, step), tensors(unbroken, step)
+    assert restored.keys() == expected.keys()
+    for name, value in expected.items():
+        assert np.array_equal(restored[name], value), name
 
 
 def pids(model_dir):
-    """The processes that train in model_dir, without the launcher: number -> pid, by task index."""
-    found = {}
+    """Returns task index -> pid of the processes that train in model_dir, without the launcher."""
+    pid_by_index = {}
     for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
-        words = processes.words_of(pid)
-        if f"--model_dir={model_dir}" in words and "ctl.launch" not in words:
+        arguments = processes.words_of(pid)
+        if f"--model_dir={model_dir}" in arguments and "ctl.launch" not in arguments:
             config = processes.variables_of(pid).get("TF_CONFIG")
-            found[json.loads(config)["task"]["index"] if config else 0] = pid
-    return found
+            pid_by_index[json.loads(config)["task"]["index"] if config else 0] = pid
+    return pid_by_index
 
 
 def send(pid, name):

@@ -1,6 +1,6 @@
-"""Imported first, gives a worker two logical CPUs as replicas, as one with two GPUs would have them.
+"""Two logical CPUs as replicas of a worker, as with two GPUs. Must be imported first.
 
-TensorFlow uses one CPU per worker; for tests its choice of devices is set aside.
+TensorFlow uses one CPU per worker; this module replaces its selection of devices.
 """
 
 import ctl  # noqa: F401  hides TensorFlow's start-up lines

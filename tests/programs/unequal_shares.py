@@ -1,4 +1,4 @@
-"""An embedding with batches of seven, which fall to two replicas as three and four, with 15 and 20 rows.
+"""An embedding with batches of seven, split to two replicas as three and four examples (15 and 20 rows).
 
 python unequal_shares.py STRATEGY STEPS MODEL_DIR
 """
@@ -38,7 +38,7 @@ class Odd(ctl.Trainer):
 
 
 def outcome(strategy, steps, in_memory=False, model_dir=None):
-    """A run is only begun where shares are equal; it may go on where they are not."""
+    """Trains a model and returns its losses and weights."""
     writer = ctl.MemoryWriter()
     trainer = Odd(
         strategy=strategy, global_batch_size=7, writers=[writer], intervals=every_step(),

@@ -1,4 +1,4 @@
-"""Two workers save, restore and predict by hand; argv[1] is a directory that both see."""
+"""Two workers that call save, restore and predict; argv[1] is a shared directory."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from small_models import Small, digest, every_step, examples, traced_steps
 class Saves(Small):
     def after_loop(self, step, means):
         if step == 2 and self.topology.is_chief:
-            self.save()  # on one worker only: the chief's word counts for all
+            self.save()  # on one worker only: the chief's decision applies to all
 
 
 class Hooked(Small):
-    """Notes what its hooks are told; the one of the second epoch fails on the second worker."""
+    """A trainer that records the arguments of its hooks. `after_epoch` fails on the second worker."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -37,7 +37,7 @@ class Hooked(Small):
 
 
 def hooked(where: Path, strategy) -> dict:
-    """An epoch has 4 steps; the run ends with the second one."""
+    """Trains two epochs of 4 steps."""
     intervals = every_step(save=ctl.Every(), evaluate=ctl.Every(steps=3))
     trainer = Hooked(model_dir=where / "hooked", strategy=strategy, writers=[], intervals=intervals)
     try:
@@ -50,7 +50,7 @@ def hooked(where: Path, strategy) -> dict:
 
 
 def profiled(where: Path, strategy) -> dict:
-    """The same training with and without `ctl profile`, which is requested from the chief only."""
+    """Trains with and without `ctl profile`, which is requested from the chief only."""
     step_profiler._MIN_LOOPS, step_profiler._MIN_SECS = 2, 0.0
     digests, profile = [], where / f"profile-{strategy.cluster_resolver.task_id}.json"
     for name in ("plain", "profiled"):
@@ -61,11 +61,11 @@ def profiled(where: Path, strategy) -> dict:
         digests.append(digest(trainer))
         if trainer.topology.is_chief:
             os.environ["CTL_PROFILE"] = str(profile)
-    found = json.loads(profile.read_text()) if profile.exists() else {}
-    me = f"worker_{strategy.cluster_resolver.task_id}.xplane.pb"
-    traced = [sorted(traced_steps(p)) for p in where.rglob("*.xplane.pb") if p.name == me]
+    profile_json = json.loads(profile.read_text()) if profile.exists() else {}
+    trace_name = f"worker_{strategy.cluster_resolver.task_id}.xplane.pb"
+    traced = [sorted(traced_steps(p)) for p in where.rglob("*.xplane.pb") if p.name == trace_name]
     measured = trainer._prepared_trainer.activity.has_profiled
-    return {"digests": digests, "measured": measured, "profile": found, "traced": traced}
+    return {"digests": digests, "measured": measured, "profile": profile_json, "traced": traced}
 
 
 def main(where: Path) -> None:
@@ -77,7 +77,7 @@ def main(where: Path) -> None:
     second = Small(strategy=first.strategy, writers=[], intervals=never)
     step = second.restore(where / "run")
     names = sorted(p.name for p in (where / "run" / "checkpoints").iterdir() if p.name.startswith("ckpt"))
-    rows = examples()[0][: 5 + first.topology.worker_index]  # each process predicts what it is given
+    rows = examples()[0][: 5 + first.topology.worker_index]  # each process predicts a separate input
     predicted = second.predict(rows)
     try:
         second.restore(where / "nothing")

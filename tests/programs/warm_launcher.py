@@ -1,7 +1,7 @@
-"""The launcher in a process that has TensorFlow imported: its workers are forked, and import nothing.
+"""The launcher in a process that has imported TensorFlow. Its workers are forked and import no module.
 
-They are children of the launcher as those that `subprocess` starts: own session, signals, exit codes, and
-they die with it. What is no Python program of ours, or differs in what imports read, `subprocess` starts.
+They behave like children started by `subprocess`: session, signals, exit codes, and they die with the
+launcher. `subprocess` starts other programs and those with different variables that imports read.
 """
 
 import atexit
@@ -20,7 +20,7 @@ _MAX_DESCRIPTORS = 4096
 
 
 def install(started_with: Mapping[str, str], installed: list[str]) -> None:
-    """From now on `ctl.launch.process` forks; for a process whose variables were once these."""
+    """Makes `ctl.launch.process` fork. `started_with` are the initial variables of this process."""
     import ctl.launch.process as module
 
     _Worker.started_with, _Worker.installed = warm_server.read_by_imports(started_with), installed
@@ -31,12 +31,16 @@ class _Worker(subprocess.Popen):
     started_with: Mapping[str, str]
     installed: list[str]
 
-    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more):
+    def _execute_child(
+        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *remaining_arguments
+    ):
         request = self._request(args, env)
         if request is None:
-            super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
+            super()._execute_child(
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *remaining_arguments
+            )
             return
-        _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *options = more
+        _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *options = remaining_arguments
         self.pid = os.fork()
         if self.pid == 0:
             assert options[5], "it has a session of its own"
@@ -60,8 +64,8 @@ class _Worker(subprocess.Popen):
 
 
 def _run(request: dict, installed: list[str], streams, preexec_fn) -> None:
-    """The life of a worker; does not return."""
-    from ctl.io import exit_hook  # it is imported before the variables are looked at
+    """Runs a worker. Does not return."""
+    from ctl.io import exit_hook  # imported before the variables are replaced
 
     code = 1
     try:
@@ -73,24 +77,24 @@ def _run(request: dict, installed: list[str], streams, preexec_fn) -> None:
             preexec_fn()
         _forget_the_launcher()
         names = warm_server.become(request, installed)
-        program = warm_server.compiled(request)
+        program = warm_server.compile_program(request)
         exec(program, {"__name__": "__main__"} if request["kind"] == "-m" else names)
         code = 0
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else int(e.code is not None)
         if isinstance(e, exit_hook.Exit):
-            atexit.register(exit_hook._exit_process, code)  # as it does itself where nobody has called it
+            atexit.register(exit_hook._exit_process, code)  # as exit_hook does if it was not called
         if code and not isinstance(e.code, int):
             print(e.code, file=sys.stderr)
     except BaseException as e:
         with contextlib.suppress(SystemExit):
             sys.excepthook(type(e), e.with_traceback(e.__traceback__.tb_next), e.__traceback__)
     finally:
-        ctypes.pythonapi.Py_Exit(code)  # as the interpreter ends, below frames that are the launcher's
+        ctypes.pythonapi.Py_Exit(code)  # ends as the interpreter ends, below frames of the launcher
 
 
 def _forget_the_launcher() -> None:
-    """Signals and streams as of a new process; the launcher's own may be in use by its threads."""
+    """Resets signals and streams as in a new process. The launcher's threads may use its streams."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         with contextlib.suppress(OSError, ValueError):
@@ -100,8 +104,8 @@ def _forget_the_launcher() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        how = {"closefd": False, "errors": "backslashreplace"} if number == 2 else {"closefd": False}
-        stream = open(number, "w" if number else "r", **how)  # noqa: SIM115
+        options = {"closefd": False, "errors": "backslashreplace"} if number == 2 else {"closefd": False}
+        stream = open(number, "w" if number else "r", **options)  # noqa: SIM115
         if number:
             stream.reconfigure(write_through=True, line_buffering=True)
         setattr(sys, name, stream)

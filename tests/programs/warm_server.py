@@ -1,12 +1,12 @@
-"""A process that has TensorFlow imported, and forks one child for each program that a test starts.
+"""A process that has imported TensorFlow and forks one child for each program that a test starts.
 
     python warm_server.py DESCRIPTOR
 
-The import takes seconds of CPU, of which a child needs none. The server makes no TensorFlow context and
-runs no program itself. What a child gets is that of a fresh `python program.py`: environment, arguments,
+The import takes seconds of CPU, which a child saves. The server creates no TensorFlow context and
+runs no program itself. A child has the state of a fresh `python program.py`: environment, arguments,
 directory, sys.path, standard streams and seeds. It leaves `serve` and ends as the interpreter ends.
-Its words and variables are in /proc/<pid>/cmdline and environ too, as far as there is room.
-`processes.py` is the other side. A child that runs the launcher forks its workers: `warm_launcher.py`.
+Its command and variables are in /proc/<pid>/cmdline and environ too, if there is enough room.
+`processes.py` is the client. A child that runs the launcher forks its workers: `warm_launcher.py`.
 """
 
 import atexit
@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from importlib import invalidate_caches
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 
-# none that changes the environment: a child has that of its request
+# none of them changes the environment: a child has the environment of its request
 IMPORTS = ("tensorflow", "keras", "ctl.app", "ctl.keras.fit", "ctl.metrics.tensorboard")
 MAX_REQUEST_BYTES = 2**20
 # read while Python, NumPy, TensorFlow, Keras and gRPC are imported
@@ -35,24 +35,24 @@ _READ_BY_IMPORTS = (
 )  # fmt: skip
 READ_LATER = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONUNBUFFERED"}
 _ROOM = "ROOM_FOR_VARIABLES"  # of the server's environment, for those of its children
-CODE = struct.Struct("!i")  # of the process id, then of the exit code as subprocess has it
+CODE = struct.Struct("!i")  # of the process id, then of the exit code in the format of subprocess
 
 
 def read_by_imports(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a process that is forked has to have in common with the server."""
+    """Returns the variables that must be equal in the server and in a forked process."""
     return {k: v for k, v in environ.items() if k.startswith(_READ_BY_IMPORTS) and k not in READ_LATER}
 
 
 def is_launcher(module: str, arguments: Sequence[str]) -> bool:
-    """Whether `python -m` of these words starts processes of `ctl launch`, `ctl sweep` or `ctlrun`."""
+    """Returns whether `python -m MODULE ARGUMENTS` is `ctl launch`, `ctl sweep` or `ctlrun`."""
     if module == "ctl":
         return [*arguments[:1]] in (["launch"], ["sweep"])
     return module in ("ctl.launch", "ctl.launch.horovodrun_cli")
 
 
-def with_room(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The words and variables to start a server with: a child can show its own in their place."""
-    return [*words, " " * 2**13], {**environ, _ROOM: " " * 2**16}
+def with_room(command: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Returns the command and variables of a server, with room for those of its children."""
+    return [*command, " " * 2**13], {**environ, _ROOM: " " * 2**16}
 
 
 def import_all() -> None:
@@ -68,7 +68,7 @@ def import_all() -> None:
 
 
 def serve(control: socket.socket) -> dict | None:
-    """Forks until `control` is closed: then None. In a child, its request."""
+    """Forks until `control` is closed, then returns None. In a child, returns its request."""
     waiting = selectors.DefaultSelector()
     waiting.register(control, selectors.EVENT_READ)
     children: dict[int, tuple[int, socket.socket]] = {}  # descriptor of a process: its id, its test
@@ -91,7 +91,7 @@ def serve(control: socket.socket) -> dict | None:
                 process = os.pidfd_open(pid)
                 children[process] = pid, test
                 waiting.register(process, selectors.EVENT_READ)
-            elif isinstance(key.fileobj, int):  # ended; it stays a zombie until the test has been told
+            elif isinstance(key.fileobj, int):  # ended; it stays a zombie until the test has the exit code
                 waiting.unregister(key.fileobj)
                 ended = os.waitid(os.P_PIDFD, key.fileobj, os.WEXITED | os.WNOWAIT)
                 assert ended is not None
@@ -100,7 +100,7 @@ def serve(control: socket.socket) -> dict | None:
                 with contextlib.suppress(OSError):  # the test has ended
                     test.sendall(CODE.pack(code))
                 waiting.register(test, selectors.EVENT_READ, key.fileobj)
-            else:  # the test knows
+            else:  # the test has the exit code
                 waiting.unregister(key.fileobj)
                 pid, test = children.pop(key.data)
                 os.waitpid(pid, 0)
@@ -109,7 +109,7 @@ def serve(control: socket.socket) -> dict | None:
 
 
 def take_streams(request: dict) -> None:
-    """The session and the standard streams of a child of the server; tells the test its id."""
+    """Sets the session and the standard streams of a child of the server. Sends its id to the test."""
     if request["start_new_session"]:
         os.setsid()
     *streams, test = request["streams"]
@@ -117,11 +117,11 @@ def take_streams(request: dict) -> None:
         os.dup2(stream, number)
         os.close(stream)
     with socket.socket(fileno=test) as connection:
-        connection.sendall(CODE.pack(os.getpid()))  # it has a session of its own: the test may go on
+        connection.sendall(CODE.pack(os.getpid()))  # its session has started: the test can continue
 
 
 def become(request: dict, installed: list[str]) -> dict:
-    """Makes this child what a fresh process would be; the names that its program runs with."""
+    """Gives this child the state of a fresh process. Returns the globals of its program."""
     import tempfile
 
     import numpy as np
@@ -129,15 +129,15 @@ def become(request: dict, installed: list[str]) -> dict:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    if "PYTHONUNBUFFERED" not in request["env"]:  # with which the server runs
+    if "PYTHONUNBUFFERED" not in request["env"]:  # the server runs with this variable
         sys.stdout.reconfigure(write_through=False, line_buffering=sys.stdout.isatty())
-    gc.unfreeze = lambda: None  # at its end `ctl` looks at all objects: not at those of imports
-    np.random.seed()  # `random` has done so by itself
+    gc.unfreeze = lambda: None  # at its end `ctl` inspects all objects except those of imports
+    np.random.seed()  # `random` reseeds after a fork
     tempfile.tempdir = None
-    kind, program = request["kind"], request["program"]
-    first = {"-c": "", "-m": os.getcwd(), "file": os.path.dirname(os.path.abspath(program))}[kind]
-    sys.argv = ["-c" if kind == "-c" else program, *request["arguments"]]
-    sys.orig_argv = [sys.executable, *([kind] if kind != "file" else []), program, *request["arguments"]]
+    form, program = request["kind"], request["program"]
+    first = {"-c": "", "-m": os.getcwd(), "file": os.path.dirname(os.path.abspath(program))}[form]
+    sys.argv = ["-c" if form == "-c" else program, *request["arguments"]]
+    sys.orig_argv = [sys.executable, *([form] if form != "file" else []), program, *request["arguments"]]
     _show(sys.orig_argv, request["env"])
     sys.path = [first, *request["env"]["PYTHONPATH"].split(os.pathsep), *installed]
     sys.path_importer_cache.clear()
@@ -145,24 +145,24 @@ def become(request: dict, installed: list[str]) -> dict:
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     names = vars(main)
     names.update(__builtins__=__builtins__, __annotations__={}, __loader__=BuiltinImporter)
-    if kind == "file":
+    if form == "file":
         names.update(__file__=program, __cached__=None, __loader__=SourceFileLoader("__main__", program))
     return names
 
 
-def _show(words: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Writes over what /proc shows of this process, which is what its server was started with."""
+def _show(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Overwrites the command and variables of this process in /proc, which are those of the server."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
-    texts = words, [f"{k}={v}" for k, v in sorted(environ.items(), key=lambda item: len(item[1]))]
+    texts = command, [f"{k}={v}" for k, v in sorted(environ.items(), key=lambda item: len(item[1]))]
     for text, begin, end in zip(texts, fields[45:49:2], fields[46:50:2], strict=True):
         size = int(end) - int(begin)
         content = b"".join(os.fsencode(t) + b"\0" for t in text)[: size - 1]
         ctypes.memmove(int(begin), content.ljust(size, b"\0"), size)
 
 
-def compiled(request: dict) -> types.CodeType:
-    """The program; of a module, the line that runs it as `python -m` does."""
+def compile_program(request: dict) -> types.CodeType:
+    """Compiles the program. For a module, compiles the line that runs it as `python -m` does."""
     program = request["program"]
     if request["kind"] == "file":
         with open(program, "rb") as file:
@@ -178,20 +178,20 @@ if __name__ == "__main__":
     import warm_launcher
 
     started_with = dict(os.environ)
-    # Ctrl-C is for the tests, which then close the socket; a child gets what was sent before it began
+    # Ctrl-C is for the tests, which then close the socket; a child receives signals sent before its start
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    found = sys.path[2:]  # without this file's folder and PYTHONPATH, the root
-    atexit.register(gc.freeze)  # the last to run: the end of a child then looks at no object again
+    installed = sys.path[2:]  # without this file's folder and PYTHONPATH, the root
+    atexit.register(gc.freeze)  # runs last: the end of a child then inspects no object again
     import_all()
     gc.collect()
-    gc.freeze()  # a child's collections copy no page of what was imported
+    gc.freeze()  # garbage collections of a child copy no page of imported objects
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     if request is None:
         os._exit(0)
     take_streams(request)
-    names = become(request, found)
+    names = become(request, installed)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if request["kind"] == "-m" and is_launcher(request["program"], request["arguments"]):
-        warm_launcher.install(started_with, found)
-    code = compiled(request)
+        warm_launcher.install(started_with, installed)
+    code = compile_program(request)
     exec(code, {"__name__": "__main__"} if request["kind"] == "-m" else names)

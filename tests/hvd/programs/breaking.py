@@ -1,8 +1,8 @@
-"""Something breaks in the way that the command line says; every rank prints what became of its calls.
+"""A failure selected by the command line. Every rank prints the results of its calls.
 
     python breaking.py HOW DIRECTORY
 
-In DIRECTORY the ranks tell each other that they have printed it.
+In DIRECTORY the ranks notify each other that they have printed.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ import tensorflow as tf
 from ctl.collectives.negotiation import Negotiation
 from ctl.hvd import process
 
-how, directory = sys.argv[1], Path(sys.argv[2])
+failure, directory = sys.argv[1], Path(sys.argv[2])
 LARGE = tf.ones([2_000_000])
 held = []
-if how == "descriptors":
+if failure == "descriptors":
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
 hvd.init()
@@ -48,57 +48,57 @@ def rounds(count, one_more):
         if number == count:
             if hvd.rank() != one_more:
                 return "done"
-            while how == "round_more_when_alone" and is_running(pids[0]):
+            while failure == "round_more_when_alone" and is_running(pids[0]):
                 time.sleep(0.05)
         common()
     return "one more"
 
 
 def train():  # noqa: PLR0912  one branch for each way
-    if how == "timeline":
+    if failure == "timeline":
         hvd.start_timeline("/dev/full", mark_cycles=True)
-    elif how == "coordinator" and hvd.rank() == 0:
+    elif failure == "coordinator" and hvd.rank() == 0:
 
         def fail(self):
             raise RuntimeError("on purpose")
 
         Negotiation.send_responses = fail
-    elif how.startswith("stop"):
-        victim = 0 if how == "stop_rank_0" else hvd.size() - 1
+    elif failure.startswith("stop"):
+        victim = 0 if failure == "stop_rank_0" else hvd.size() - 1
         if hvd.rank() == victim:
-            if how == "stop_in_an_exchange":  # the others are between its first and its last byte
+            if failure == "stop_in_an_exchange":  # the others are between its first and its last byte
                 process.engine()._mesh.exchange = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
             else:
                 os.kill(os.getpid(), signal.SIGSTOP)
-    elif how == "one_more":
+    elif failure == "one_more":
         for _ in range(3):
             common()
         if last:
             hvd.allreduce(tf.constant(5.0), op=hvd.Sum)
         return common() + common()
-    elif how.startswith("round_more"):
-        return rounds(3, 0 if how == "round_more_of_rank_0" else hvd.size() - 1)
-    elif how == "branches":
+    elif failure.startswith("round_more"):
+        return rounds(3, 0 if failure == "round_more_of_rank_0" else hvd.size() - 1)
+    elif failure == "branches":
         if hvd.rank() == 0:
-            one = hvd.allreduce(tf.constant(1.0), op=hvd.Sum)
+            total = hvd.allreduce(tf.constant(1.0), op=hvd.Sum)
         else:
-            one = hvd.allreduce(tf.constant(1.0), op=hvd.Sum)
-        return one.numpy().item() + common()
+            total = hvd.allreduce(tf.constant(1.0), op=hvd.Sum)
+        return total.numpy().item() + common()
     hvd.allreduce(LARGE)
     return common()
 
 
 start = time.monotonic()
 try:
-    said = ["no error", train()]
+    outcome = ["no error", train()]
 except (hvd.HorovodInternalError, tf.errors.OpError) as e:
-    said = [type(e).__name__, str(e)]
-print(json.dumps({"said": said, "secs": time.monotonic() - start}), flush=True)
-if how.startswith("stop"):
-    victim = 0 if how == "stop_rank_0" else hvd.size() - 1
+    outcome = [type(e).__name__, str(e)]
+print(json.dumps({"said": outcome, "secs": time.monotonic() - start}), flush=True)
+if failure.startswith("stop"):
+    victim = 0 if failure == "stop_rank_0" else hvd.size() - 1
     (directory / f"said_{hvd.rank()}").touch()
     deadline = time.monotonic() + 60
-    while len(list(directory.glob("said_*"))) < hvd.size() - 1:  # all have seen it by themselves
+    while len(list(directory.glob("said_*"))) < hvd.size() - 1:  # all ranks have detected it
         if time.monotonic() > deadline:
             sys.exit("the others said nothing")
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Collectives that TensorFlow carries out on CPUs: all, or those of a device that stands for a GPU.
+"""Collectives that TensorFlow executes on CPUs: all, or those of a device that represents a GPU.
 
 by_tensorflow.py all | devices | words | dies | late
 """
@@ -15,41 +15,41 @@ from ctl.errors import UsageError
 from ctl.hvd import process
 from harness import raised, run_cases
 
-how = sys.argv[1]
+mode = sys.argv[1]
 carried = []
 begin = tensorflow_plane.TensorFlowPlane.begin
 
 
-def counted(self, found, header):
-    carried.extend(pending.request.name for pending in found)
-    if how == "dies" and hvd.rank() == 3 and "last" in carried:
+def begin_and_count(self, pending_operations, header):
+    carried.extend(pending.request.name for pending in pending_operations)
+    if mode == "dies" and hvd.rank() == 3 and "last" in carried:
         os._exit(7)  # when the others have begun
-    begin(self, found, header)
+    begin(self, pending_operations, header)
 
 
-tensorflow_plane.TensorFlowPlane.begin = counted
+tensorflow_plane.TensorFlowPlane.begin = begin_and_count
 
 
 def made_by(call, *arguments, **options):
-    """The result, and how many collectives TensorFlow carried out for it."""
+    """Returns the result and the number of collectives that TensorFlow executed for it."""
     before = len(carried)
     return call(*arguments, **options), len(carried) - before
 
 
-if how == "all":
+if mode == "all":
 
     def case_every_kind_gives_the_numbers_of_numpy():
         me, n = hvd.rank(), hvd.size()
         for dtype in ("float16", "bfloat16", "float32", "float64", "uint8", "bool", "int64"):
             x = tf.cast(tf.range(6) % 2 + me, dtype)
             total, count = made_by(hvd.allreduce, x, op=hvd.Sum)
-            wanted = sum(tf.cast(tf.cast(tf.range(6) % 2 + r, dtype), tf.float64) for r in range(n))
+            expected = sum(tf.cast(tf.cast(tf.range(6) % 2 + r, dtype), tf.float64) for r in range(n))
             assert count == 1 and total.dtype == x.dtype and "task:100" in total.device
-            np.testing.assert_array_equal(total, tf.cast(wanted, dtype))
+            np.testing.assert_array_equal(total, tf.cast(expected, dtype))
             rows, count = made_by(hvd.allgather, tf.cast(tf.fill([me * 2, 3], me), dtype))
             assert count == 1 and rows.shape == [n * (n - 1), 3]
-            wanted = np.repeat(np.arange(n), np.arange(n) * 2)
-            np.testing.assert_array_equal(rows[:, 0], tf.cast(wanted, dtype))
+            expected = np.repeat(np.arange(n), np.arange(n) * 2)
+            np.testing.assert_array_equal(rows[:, 0], tf.cast(expected, dtype))
             sent, count = made_by(hvd.broadcast, tf.cast(tf.fill([5], me), dtype), 1)
             assert count == 1
             np.testing.assert_array_equal(sent, tf.cast(tf.ones([5]), dtype))
@@ -57,8 +57,10 @@ if how == "all":
                                    splits=list(range(1, n + 1)))  # fmt: skip
             assert count == 1 and parts[1].numpy().tolist() == [me + 1] * n
             np.testing.assert_array_equal(parts[0], tf.cast(np.repeat(np.arange(n), me + 1), dtype))
-            own = hvd.reducescatter(tf.cast(tf.fill([5, 2], 1), dtype), op=hvd.Max)
-            assert own.shape == [len(range(me, 5, n)), 2] and bool(tf.reduce_all(tf.cast(own, tf.bool)))
+            scattered = hvd.reducescatter(tf.cast(tf.fill([5, 2], 1), dtype), op=hvd.Max)
+            assert scattered.shape == [len(range(me, 5, n)), 2] and bool(
+                tf.reduce_all(tf.cast(scattered, tf.bool))
+            )
 
     def case_averages_and_scales():
         got = hvd.allreduce(tf.constant([2 * hvd.rank() - 1]), op=hvd.Average)
@@ -77,29 +79,29 @@ if how == "all":
             return y, tape.gradient(y, x)
 
         for _ in range(2):
-            ((one, two), gradient), count = made_by(step, tf.ones([3]))
+            ((first, second), gradient), count = made_by(step, tf.ones([3]))
             assert count == 1, count  # two all-reduces and two of their gradients, joined
-            np.testing.assert_array_equal(one, 3 * [hvd.size()])
-            np.testing.assert_array_equal(two, 3 * [2 * hvd.size()])
+            np.testing.assert_array_equal(first, 3 * [hvd.size()])
+            np.testing.assert_array_equal(second, 3 * [2 * hvd.size()])
             np.testing.assert_array_equal(gradient, 3 * [3 * hvd.size()])
 
     def case_small_tensors_are_joined_and_large_ones_are_not():
         me, sizes = hvd.rank(), []
         reduced = tensorflow_plane._Collective.all_reduce
         tensorflow_plane._Collective.all_reduce = lambda *a: sizes.append(len(a[1])) or reduced(*a)
-        ones = [tf.fill([n], float(me)) for n in (1, 2, 1 << 19, 3)]
-        mixed = [*ones, tf.fill([4], tf.cast(me, tf.int32)), tf.fill([0], 1.0)]
-        found = hvd.grouped_allreduce(mixed, op=hvd.Sum)
+        tensors = [tf.fill([n], float(me)) for n in (1, 2, 1 << 19, 3)]
+        mixed = [*tensors, tf.fill([4], tf.cast(me, tf.int32)), tf.fill([0], 1.0)]
+        grouped = hvd.grouped_allreduce(mixed, op=hvd.Sum)
         assert sizes == [6, 1 << 19, 4], sizes
         sizes.clear()
         each = tf.function(lambda xs: [hvd.allreduce(x, op=hvd.Sum) for x in xs])(mixed)
         tensorflow_plane._Collective.all_reduce = reduced
         assert sorted(sizes) == [4, 6, 1 << 19], sizes
         total = hvd.size() * (hvd.size() - 1) // 2
-        for x, one, other in zip(mixed, found, each, strict=True):
-            assert one.dtype == other.dtype == x.dtype
-            np.testing.assert_array_equal(one, np.full(x.shape, total))
-            np.testing.assert_array_equal(other, np.full(x.shape, total))
+        for x, grouped_tensor, single_tensor in zip(mixed, grouped, each, strict=True):
+            assert grouped_tensor.dtype == single_tensor.dtype == x.dtype
+            np.testing.assert_array_equal(grouped_tensor, np.full(x.shape, total))
+            np.testing.assert_array_equal(single_tensor, np.full(x.shape, total))
 
     def case_what_tensorflow_cannot_add_goes_another_way():
         total, count = made_by(hvd.allreduce, tf.fill([3], tf.constant(2**63, tf.uint64)), op=hvd.Max)
@@ -122,7 +124,7 @@ if how == "all":
 
     run_cases(globals())
 
-elif how == "devices":
+elif mode == "devices":
     tensorflow_plane.has_gpus = lambda: True
     tensorflow_plane._is_on_gpu = lambda tensor: tensor.device.endswith("CPU:1")
     cpus = tf.config.list_physical_devices("CPU")
@@ -150,22 +152,22 @@ elif how == "devices":
 
     run_cases(globals())
 
-elif how == "words":
+elif mode == "words":
     if os.environ["HOROVOD_RANK"] == "1":
         os.environ["CTL_COLLECTIVES"] = "tcp"
     hvd.init()
     (total, count) = made_by(hvd.allreduce, tf.ones([3]))
     print(json.dumps({"total": total.numpy().tolist(), "count": count}))
 
-elif how == "dies":
+elif mode == "dies":
     hvd.init()
     hvd.allreduce(tf.ones([3]))
     raised(hvd.HorovodInternalError, lambda: hvd.allreduce(tf.ones([3]), name="last"))
-    again = raised(hvd.HorovodInternalError, lambda: hvd.allreduce(tf.ones([3])))
+    next_error = raised(hvd.HorovodInternalError, lambda: hvd.allreduce(tf.ones([3])))
     thread = process.engine().plane._thread
     hvd.shutdown()
     thread.join(30)
-    print(json.dumps({"again": again, "waits": thread.is_alive()}))
+    print(json.dumps({"again": next_error, "waits": thread.is_alive()}))
     os._exit(0)
 
 else:

@@ -6,7 +6,7 @@ import ctl.hvd.keras as hvd
 import keras
 import numpy as np
 from ctl.errors import UsageError
-from measuring import Asked, examples, run, said, shared
+from measuring import RequestRecorder, comparable, examples, run, shared
 
 X, Y = examples()
 
@@ -22,7 +22,7 @@ def network(optimizer=None, seed=0, dropout=False):
 
 
 class Every(keras.callbacks.Callback):
-    """What the model's optimizer has, at the end of each batch and epoch."""
+    """A callback that records the optimizer's values at the end of each batch and epoch."""
 
     def __init__(self):
         super().__init__()
@@ -36,19 +36,19 @@ class Every(keras.callbacks.Callback):
 
 
 def broadcast_after_the_first_batch():
-    """Ranks begin with different weights, and go on with those of the last one."""
+    """Ranks with different initial weights continue with the weights of the last rank."""
     model = network(keras.optimizers.Adam(0.01), seed=hvd.rank(), dropout=True)
     x, y = shared(X, Y)
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(hvd.size() - 1)
-    before = said(model.get_weights())["bits"]
-    with Asked() as asked:
+    before = comparable(model.get_weights())["bits"]
+    with RequestRecorder() as requests:
         model.fit(x, y, batch_size=4, epochs=1, verbose=0, callbacks=[callback])
     seeds = [v for v in model.variables if "seed_generator" in v.path]
     return {
         "before": before,
-        "after": said([v.value for v in [*model.trainable_weights, *model.optimizer.variables]]),
-        "broadcasts": len([n for n in asked.names if "Broadcast" in n]),
-        "seed": said([v.value for v in seeds])["bits"],
+        "after": comparable([v.value for v in [*model.trainable_weights, *model.optimizer.variables]]),
+        "broadcasts": len([n for n in requests.names if "Broadcast" in n]),
+        "seed": comparable([v.value for v in seeds])["bits"],
     }
 
 
@@ -59,19 +59,19 @@ def local_variables_stay():
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[kernel])
     model.layers[-1].bias.assign([float(hvd.rank())] * 3)
     model.fit(X[:4], Y[:4], epochs=1, verbose=0, callbacks=[callback])
-    return {"kernel": said([kernel.value])["bits"], "bias": float(model.layers[-1].bias.numpy()[0])}
+    return {"kernel": comparable([kernel.value])["bits"], "bias": float(model.layers[-1].bias.numpy()[0])}
 
 
 def averaged_metrics():
     model = network()
-    seen, early = Every(), keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=100.0)
+    recorder, early_stop = Every(), keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=100.0)
     x, y = shared(X, Y)
     model.fit(
         x, y * (hvd.rank() + 1), batch_size=12, epochs=4, verbose=0,
         validation_data=(x, y * (hvd.rank() + 1)),
-        callbacks=[hvd.callbacks.MetricAverageCallback(), early, seen],
+        callbacks=[hvd.callbacks.MetricAverageCallback(), early_stop, recorder],
     )  # fmt: skip
-    return {"epochs": seen.epochs, "history": model.history.history["val_loss"]}
+    return {"epochs": recorder.epochs, "history": model.history.history["val_loss"]}
 
 
 def different_metrics_are_an_error_everywhere():
@@ -87,11 +87,13 @@ def different_metrics_are_an_error_everywhere():
 
 def warmed_up(optimizer, **options):
     model = network(optimizer)
-    seen = Every()
+    recorder = Every()
     warm = hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, **options)
     later = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.1, start_epoch=3)
-    model.fit(X[:8], Y[:8], batch_size=2, epochs=5, verbose=0, shuffle=False, callbacks=[warm, later, seen])
-    return {"rates": seen.rates, "logs": [round(logs["lr"], 6) for logs in seen.epochs]}
+    model.fit(
+        X[:8], Y[:8], batch_size=2, epochs=5, verbose=0, shuffle=False, callbacks=[warm, later, recorder]
+    )
+    return {"rates": recorder.rates, "logs": [round(logs["lr"], 6) for logs in recorder.epochs]}
 
 
 def warm_up_and_schedule():
@@ -115,8 +117,8 @@ def momentum_is_scaled_with_the_rate():
         rate = hvd.callbacks.LearningRateScheduleCallback(
             0.1, lambda epoch: 0.1**epoch, momentum_correction=corrected
         )
-        one = np.ones((1, 1), "float32")
-        model.fit(one, one, epochs=2, verbose=0, callbacks=[rate])
+        ones_batch = np.ones((1, 1), "float32")
+        model.fit(ones_batch, ones_batch, epochs=2, verbose=0, callbacks=[rate])
         weight[str(corrected)] = round(float(model.layers[0].kernel.numpy()[0, 0]), 6)
     return weight
 
@@ -133,16 +135,16 @@ def a_schedule_object_is_refused():
 
 def best_model():
     model = network()
-    found = {}
+    results = {}
     try:
         model.fit(X[:4], Y[:4], verbose=0, callbacks=[hvd.callbacks.BestModelCheckpoint()])
     except UsageError as e:
-        found["without"] = str(e)
+        results["without"] = str(e)
     with tempfile.TemporaryDirectory() as folder:
         keep = hvd.callbacks.BestModelCheckpoint("loss", filepath=folder + "/best.keras")
         model.fit(X[:4], Y[:4], verbose=0, callbacks=[keep])
-        found["loads"] = len(hvd.load_model(folder + "/best.keras").layers)
-    return found
+        results["loads"] = len(hvd.load_model(folder + "/best.keras").layers)
+    return results
 
 
 def values():

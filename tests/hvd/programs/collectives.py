@@ -13,11 +13,11 @@ tf.random.set_seed(1)  # before hvd.init(), as programs do
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 WHOLE = ["uint8", "int8", "uint16", "int16", "int32", "int64"]
 WAYS = {"eager": lambda f: f, "function": tf.function}
-SIZES = [0, 1, 5, 40_000, 300_001]  # nothing; by way of rank 0; from rank to rank
+SIZES = [0, 1, 5, 40_000, 300_001]  # no algorithm; through rank 0; from rank to rank
 
 
 def everyone(make):
-    """`make(rank)` of all ranks."""
+    """Returns `make(rank)` of all ranks."""
     return [make(rank) for rank in range(hvd.size())]
 
 
@@ -40,7 +40,7 @@ def ways(call, *tensors):
 
 
 def ways_of_vectors(call, dtype):
-    """The ways of a call with one vector; all types but float32 have one graph for every size."""
+    """Returns the variants of a call with one vector. Only float32 uses a graph per size."""
     signature = None if dtype == "float32" else [tf.TensorSpec([None], dtype)]
     return {"eager": call, "function": tf.function(call, input_signature=signature)}
 
@@ -48,18 +48,18 @@ def ways_of_vectors(call, dtype):
 def case_allreduce():
     ops = hvd.Sum, hvd.Min, hvd.Max, hvd.Product, hvd.Average
     for dtype in FLOATS + WHOLE:
-        made = {op: ways_of_vectors(lambda t, op=op: hvd.allreduce(t, op=op), dtype) for op in ops}
+        results_by_op = {op: ways_of_vectors(lambda t, op=op: hvd.allreduce(t, op=op), dtype) for op in ops}
         for size in SIZES[: 5 if dtype in ("float32", "bfloat16", "int64") else 3]:
             parts = np.stack([numbers(r, size, dtype) for r in range(hvd.size())]).astype(np.float64)
-            mine = tf.constant(numbers(hvd.rank(), size, dtype))
-            wanted = {
+            tensor = tf.constant(numbers(hvd.rank(), size, dtype))
+            expected = {
                 hvd.Sum: parts.sum(0), hvd.Min: parts.min(0), hvd.Max: parts.max(0),
                 hvd.Product: parts.prod(0),
                 hvd.Average: parts.mean(0) if dtype in FLOATS else np.trunc(parts.mean(0)),
             }  # fmt: skip
-            for op, want in wanted.items():
-                for way, call in made[op].items():
-                    got = call(mine)
+            for op, want in expected.items():
+                for way, call in results_by_op[op].items():
+                    got = call(tensor)
                     assert got.dtype.name == dtype, (way, got.dtype)
                     tolerance = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-6}.get(dtype, 0)
                     np.testing.assert_allclose(
@@ -73,8 +73,8 @@ def case_scales():
     x = tf.constant([1.5, -2.0])
     got = hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
     np.testing.assert_allclose(got, x * 2.0 * ranks)
-    whole = tf.constant([5, -5])
-    got = hvd.allreduce(whole, op=hvd.Sum, prescale_factor=0.5)
+    integers = tf.constant([5, -5])
+    got = hvd.allreduce(integers, op=hvd.Sum, prescale_factor=0.5)
     np.testing.assert_array_equal(got, [2 * ranks, -2 * ranks])  # cut towards zero before the sum
     got = hvd.allreduce(tf.constant([2 * hvd.rank() - 1]), op=hvd.Average)
     np.testing.assert_array_equal(got, [int((ranks * (ranks - 1) - ranks) / ranks)])
@@ -86,7 +86,7 @@ def case_compression():
         got = hvd.allreduce(x, compression=compression)
         assert got.dtype == tf.float32
         np.testing.assert_allclose(got, x, atol=tolerance)
-        in_memory = os.environ.get("CTL_COLLECTIVES", "auto") == "auto"  # where nothing is rounded
+        in_memory = os.environ.get("CTL_COLLECTIVES", "auto") == "auto"  # without rounding
         assert np.array_equal(got, hvd.allreduce(x)) == in_memory
     assert hvd.allreduce(tf.constant([3]), compression=hvd.Compression.fp16).dtype == tf.int32
 
@@ -112,14 +112,14 @@ def case_indexed_slices():
         want[: rank + 1] += rank + 1
     np.testing.assert_array_equal(got, want)
     shape = tf.constant([8, 2])
-    for way, (twice, dense, again) in ways(
+    for way, (twice, dense, repeated) in ways(
         lambda v, i: hvd.grouped_allreduce(
             [tf.IndexedSlices(v, i, shape), v[:1], tf.IndexedSlices(v * 2.0, i, shape)], op=hvd.Sum
         ),
         slices.values, slices.indices,
     ):  # fmt: skip
         np.testing.assert_array_equal(tf.convert_to_tensor(twice), want, err_msg=way)
-        np.testing.assert_array_equal(tf.convert_to_tensor(again), 2 * want, err_msg=way)
+        np.testing.assert_array_equal(tf.convert_to_tensor(repeated), 2 * want, err_msg=way)
         assert dense.shape == (1, 2)
     mean = tf.convert_to_tensor(hvd.allreduce(slices)).numpy()
     np.testing.assert_allclose(mean, want / hvd.size(), rtol=1e-6)
@@ -145,13 +145,13 @@ def case_allgather():
 def case_broadcast():
     roots = range(hvd.size())
     for dtype in [*FLOATS, *WHOLE, "bool", "complex64"]:
-        made = [ways_of_vectors(lambda t, root=root: hvd.broadcast(t, root), dtype) for root in roots]
+        results = [ways_of_vectors(lambda t, root=root: hvd.broadcast(t, root), dtype) for root in roots]
         for size in (0, 1, 7, 3_000_000 if dtype == "float32" else 9):
             for root in roots:
-                mine = tf.cast(tf.range(size) % 2 == hvd.rank() % 2, dtype)
+                tensor = tf.cast(tf.range(size) % 2 == hvd.rank() % 2, dtype)
                 want = tf.cast(tf.range(size) % 2 == root % 2, dtype)
-                for way, call in made[root].items():
-                    got = call(mine)
+                for way, call in results[root].items():
+                    got = call(tensor)
                     np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=f"{way} {dtype}")
 
 
@@ -201,7 +201,7 @@ def case_gradients():
 
     mean, total = (ranks + 1) / 2, ranks * (ranks + 1) / 2
     x = tf.ones([ranks, 2])
-    wanted = [
+    expected = [
         (hvd.allreduce, mean),
         (lambda t: hvd.allreduce(t, op=hvd.Sum, prescale_factor=2.0), 2 * total),
         (lambda t: hvd.grouped_allreduce([t, t], op=hvd.Sum)[1], total),
@@ -212,7 +212,7 @@ def case_gradients():
         (lambda t: hvd.reducescatter(t, op=hvd.Average), None),
         (lambda t: hvd.reducescatter(t / float(ranks), op=hvd.Sum), None),
     ]
-    for call, want in wanted:
+    for call, want in expected:
         for way, got in ways(gradient(call), x):
             if want is None:  # row i came back from rank i
                 want_rows = np.repeat(np.arange(1, ranks + 1), 2).reshape(-1, 2)
@@ -258,20 +258,20 @@ def case_broadcast_variables():
     import keras
 
     values = [tf.fill([3], float(hvd.rank())), tf.constant(hvd.rank()), tf.fill([0, 2], 1.0)]
-    plain = [tf.Variable(v) for v in values]
-    hvd.broadcast_variables(plain, root_rank=1)
-    assert [v.numpy().tolist() for v in plain] == [[1.0] * 3, 1, []]
-    own = [keras.Variable(v) for v in values]
-    tf.function(lambda: hvd.broadcast_variables(own, root_rank=0))()
-    assert [v.numpy().tolist() for v in own] == [[0.0] * 3, 0, []]
+    tf_variables = [tf.Variable(v) for v in values]
+    hvd.broadcast_variables(tf_variables, root_rank=1)
+    assert [v.numpy().tolist() for v in tf_variables] == [[1.0] * 3, 1, []]
+    keras_variables = [keras.Variable(v) for v in values]
+    tf.function(lambda: hvd.broadcast_variables(keras_variables, root_rank=0))()
+    assert [v.numpy().tolist() for v in keras_variables] == [[0.0] * 3, 0, []]
     (got,) = hvd.broadcast_([tf.Variable(float(hvd.rank()))], root_rank=1)
     assert got.numpy() == 1.0
 
 
 def case_objects():
-    thing = {"epoch": 3, 0: [1, (2, None)], "x": np.arange(3), 1.5: {True, b"\xff"}, "nan": float("inf")}
-    got = hvd.broadcast_object(thing if hvd.rank() == 0 else None, 0)
-    assert got.keys() == thing.keys() and got[0] == [1, (2, None)] and got[1.5] == {True, b"\xff"}
+    value = {"epoch": 3, 0: [1, (2, None)], "x": np.arange(3), 1.5: {True, b"\xff"}, "nan": float("inf")}
+    got = hvd.broadcast_object(value if hvd.rank() == 0 else None, 0)
+    assert got.keys() == value.keys() and got[0] == [1, (2, None)] and got[1.5] == {True, b"\xff"}
     np.testing.assert_array_equal(got["x"], np.arange(3))
     assert hvd.allgather_object({"rank": hvd.rank()}) == everyone(lambda r: {"rank": r})
     big = hvd.allgather_object("x" * (hvd.rank() * 500_000))

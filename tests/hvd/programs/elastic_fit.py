@@ -1,4 +1,4 @@
-"""Trains with `model.fit` in an elastic job; each step takes an eighth from the one weight.
+"""Training with `model.fit` in an elastic job. Each step subtracts an eighth from the single weight.
 
 python elastic_fit.py DIRECTORY STEPS
 
@@ -29,20 +29,25 @@ state = elastic.KerasState(model, batch=0, epoch=0)
 
 
 class WaitAndTell(TwoKerasCallback):
-    """Waits before a step, and tells what it has come to after it."""
+    """A callback that waits before a step and prints the progress after it."""
 
     def on_train_batch_begin(self, batch, logs=None):
-        while self.done() >= hvd.broadcast_object(int((HERE / "go").read_text()), name="go"):
+        while self.completed_steps() >= hvd.broadcast_object(int((HERE / "go").read_text()), name="go"):
             time.sleep(0.02)
             state.check_host_updates()
 
     def on_train_batch_end(self, batch, logs=None):
         weights = hvd.allgather(tf.reshape(model.layers[0].kernel.value, [1]), name="weights")
         facts = {"weights": (-8 * weights).numpy().tolist(), "size": hvd.size(), "rank": hvd.rank()}
-        facts |= {"step": self.done(), "pid": os.getpid(), "epoch": state.epoch, "batch": state.batch}
+        facts |= {
+            "step": self.completed_steps(),
+            "pid": os.getpid(),
+            "epoch": state.epoch,
+            "batch": state.batch,
+        }
         print(json.dumps(facts), flush=True)
 
-    def done(self):
+    def completed_steps(self):
         return int(optimizer.iterations.numpy())
 
 

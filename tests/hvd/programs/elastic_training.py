@@ -1,4 +1,4 @@
-"""Trains in an elastic job until step DONE, and says so step by step.
+"""Training in an elastic job until step DONE, with a line of output per step.
 
 python elastic_training.py DIRECTORY DONE
 
@@ -30,16 +30,16 @@ def may_go_to() -> int:
         return DONE
 
 
-def say(**facts) -> None:
+def print_facts(**facts) -> None:
     print(json.dumps({"pid": os.getpid(), **facts}), flush=True)
 
 
 def found_ports(*arguments) -> list[int]:
     port = HERE / "port"
     if os.environ["CTL_HVD_WORKER"] == "0" and port.exists():
-        found = [int(port.read_text())]
+        ports = [int(port.read_text())]
         port.unlink()
-        return found
+        return ports
     return free_ports(*arguments)
 
 
@@ -64,9 +64,9 @@ def train(state) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         weight.assign_add(hvd.allreduce(tf.constant(float(state.step)), name="gradient") / state.step)
         equal = hvd.allgather(tf.reshape(weight, [1]), name="weights").numpy().tolist()
-        say(step=state.step, rank=hvd.rank(), size=hvd.size(), weights=equal, resets=resets)
+        print_facts(step=state.step, rank=hvd.rank(), size=hvd.size(), weights=equal, resets=resets)
         state.commit()
 
 
 train(state)
-say(done=state.step, rank=hvd.rank(), size=hvd.size(), weight=float(weight.numpy()))
+print_facts(done=state.step, rank=hvd.rank(), size=hvd.size(), weight=float(weight.numpy()))

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-early = tf.Variable([1.0, 2.0])  # before hvd.init(), and before devices are chosen
-early_function = tf.function(lambda x: x * early)
+early_variable = tf.Variable([1.0, 2.0])  # before hvd.init(), and before devices are chosen
+early_function = tf.function(lambda x: x * early_variable)
 early_function(tf.ones([2]))
 
 import ctl.hvd as hvd  # noqa: E402
@@ -14,7 +14,7 @@ from harness import run_cases  # noqa: E402
 
 
 def case_variables_from_before_init():
-    hvd.broadcast_variables([early], 0)
+    hvd.broadcast_variables([early_variable], 0)
     total = hvd.allreduce(early_function(tf.ones([2])), op=hvd.Sum)
     np.testing.assert_allclose(total, np.array([1.0, 2.0]) * hvd.size())
     for gpu in tf.config.list_physical_devices("GPU"):
@@ -100,13 +100,15 @@ def case_named_collectives_in_another_order_on_each_rank():
     engine = process.engine()
     order = list(range(20))
     np.random.default_rng(hvd.rank()).shuffle(order)
-    asked = {i: engine.submit("allreduce", f"n{i}", [np.full(5, float(i))], is_eager=False) for i in order}
+    handles = {
+        i: engine.submit("allreduce", f"n{i}", [np.full(5, float(i))], is_eager=False) for i in order
+    }
     for i in range(20):
-        assert engine.wait(asked[i])[0].tolist() == [i * hvd.size()] * 5
+        assert engine.wait(handles[i])[0].tolist() == [i * hvd.size()] * 5
 
 
 def case_name_scopes_can_be_ignored():
-    """Ranks whose layers are nested differently agree on names by leaving the nesting out."""
+    """Ranks with differently nested layers agree on names without the nesting."""
 
     @tf.function
     def step(x):
@@ -118,10 +120,10 @@ def case_name_scopes_can_be_ignored():
 
 
 def case_threads():
-    found = {}
+    results = {}
 
     def work(name):
-        found[name] = [float(hvd.allreduce(tf.constant(float(i)), op=hvd.Sum, name=f"{name}.{i}"))
+        results[name] = [float(hvd.allreduce(tf.constant(float(i)), op=hvd.Sum, name=f"{name}.{i}"))
                        for i in range(20)]  # fmt: skip
 
     names = ["a", "b", "c"] if hvd.rank() else ["c", "a", "b"]
@@ -130,7 +132,7 @@ def case_threads():
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(found[n] == [i * float(hvd.size()) for i in range(20)] for n in "abc")
+    assert all(results[n] == [i * float(hvd.size()) for i in range(20)] for n in "abc")
 
 
 def case_sizes_at_run_time():

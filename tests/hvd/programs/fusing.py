@@ -1,4 +1,4 @@
-"""All-reduces that a function asks for one by one: what travels together, and what must not."""
+"""Single all-reduces of a function: which of them are fused, and which must not be."""
 
 import ctl.hvd as hvd
 import numpy as np
@@ -10,16 +10,16 @@ MANY = 20
 
 
 def requests_of(call, *arguments):
-    """What a call returns, and how many requests this rank made for it; traced before."""
+    """Returns the result of a traced call and the number of requests that this rank made for it."""
     call(*arguments)
-    engine, asked = process.engine(), []
+    engine, requests = process.engine(), []
     submit = engine.submit
-    engine.submit = lambda *a, **k: asked.append(a) or submit(*a, **k)
+    engine.submit = lambda *a, **k: requests.append(a) or submit(*a, **k)
     try:
-        found = call(*arguments)
+        result = call(*arguments)
     finally:
         del engine.submit
-    return found, len(asked)
+    return result, len(requests)
 
 
 def tensors(dtype=tf.float32):
@@ -31,16 +31,16 @@ def totals(tensors_of_rank=np.arange):
     return [np.arange(i + 1) * hvd.size() + ranks for i in range(MANY)]
 
 
-def close(found, wanted):
-    for one, other in zip(found, wanted, strict=True):
-        assert one.shape == np.shape(other), (one, other)
-        np.testing.assert_allclose(one, other)
+def close(results, expected):
+    for result, expected_result in zip(results, expected, strict=True):
+        assert result.shape == np.shape(expected_result), (result, expected_result)
+        np.testing.assert_allclose(result, expected_result)
 
 
 def case_many_are_one_request():
     call = tf.function(lambda ts: [hvd.allreduce(t, op=hvd.Sum) for t in ts])
-    found, count = requests_of(call, tensors())
-    close(found, totals())
+    results, count = requests_of(call, tensors())
+    close(results, totals())
     assert count == 1, count
     close([hvd.allreduce(t, op=hvd.Sum, name="after") for t in tensors()], totals())
 
@@ -48,25 +48,25 @@ def case_many_are_one_request():
 def case_each_type_scale_and_reduction_by_itself():
     @tf.function
     def call(a, b):
-        found = []
+        results = []
         for x, y in zip(a, b, strict=True):
-            found += [
+            results += [
                 hvd.allreduce(x, op=hvd.Sum),
                 hvd.allreduce(y, op=hvd.Sum),
                 hvd.allreduce(x),
                 hvd.allreduce(x, op=hvd.Max),
                 hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5),
             ]
-        return found
+        return results
 
-    found, count = requests_of(call, tensors(), tensors(tf.int32))
-    wanted = totals()
-    close(found[0::5], wanted)
-    close(found[1::5], wanted)
-    assert found[1].dtype == tf.int32
-    close(found[2::5], [w / hvd.size() for w in wanted])
-    close(found[3::5], [np.arange(i + 1) + hvd.size() - 1 for i in range(MANY)])
-    close(found[4::5], [w / 2 for w in wanted])
+    results, count = requests_of(call, tensors(), tensors(tf.int32))
+    expected = totals()
+    close(results[0::5], expected)
+    close(results[1::5], expected)
+    assert results[1].dtype == tf.int32
+    close(results[2::5], [w / hvd.size() for w in expected])
+    close(results[3::5], [np.arange(i + 1) + hvd.size() - 1 for i in range(MANY)])
+    close(results[4::5], [w / 2 for w in expected])
     assert count == 5, count
 
 
@@ -77,15 +77,15 @@ def case_a_chain_stays_a_chain():
             x = hvd.allreduce(x, op=hvd.Sum) + 1.0
         return x
 
-    wanted = 1.0
+    expected = 1.0
     for _ in range(4):
-        wanted = wanted * hvd.size() + 1.0
-    found, count = requests_of(call, tf.constant(1.0))
-    assert found == wanted and count == 4, (found, count)
+        expected = expected * hvd.size() + 1.0
+    result, count = requests_of(call, tf.constant(1.0))
+    assert result == expected and count == 4, (result, count)
 
 
 def case_optimizer_loop():
-    """Each variable is updated before the next gradient is asked for."""
+    """Each variable is updated before the next gradient is requested."""
     variables = [tf.Variable([1.0, 2.0]) for _ in range(MANY)]
 
     @tf.function
@@ -117,21 +117,21 @@ def case_a_print_between():
         tf.print("first", first)
         return first, hvd.allreduce(y, op=hvd.Sum)
 
-    found, count = requests_of(call, tf.constant(1.0), tf.constant(2.0))
-    close(found, [hvd.size(), 2 * hvd.size()])
+    results, count = requests_of(call, tf.constant(1.0), tf.constant(2.0))
+    close(results, [hvd.size(), 2 * hvd.size()])
     assert count == 2, count
 
 
 def ranks_that_differ(between, dtype=tf.float32, size=1, op=hvd.Sum):
-    """Rank 0 looks at the first result before it asks for the second."""
+    """Rank 0 reads the first result before it requests the second."""
 
     @tf.function
     def call(ts):
-        found = [hvd.allreduce(ts[0], op=op, name="first")]
+        reduced = [hvd.allreduce(ts[0], op=op, name="first")]
         if hvd.rank() == 0:
-            between(found[0])
-        found += [hvd.allreduce(t, op=op, name=f"n{i}") for i, t in enumerate(ts[1:])]
-        return found
+            between(reduced[0])
+        reduced += [hvd.allreduce(t, op=op, name=f"n{i}") for i, t in enumerate(ts[1:])]
+        return reduced
 
     for step in range(3):
         ts = [tf.fill([size], tf.cast(i + step, dtype)) for i in range(4)]
@@ -140,9 +140,9 @@ def ranks_that_differ(between, dtype=tf.float32, size=1, op=hvd.Sum):
 
 
 def case_ranks_that_join_others():
-    ranks_that_differ(lambda found: tf.print("seen", found[0]))
-    ranks_that_differ(lambda found: tf.print("seen", found[0]), tf.int32)
-    ranks_that_differ(lambda found: tf.print("seen", found[0]), size=15_000)
+    ranks_that_differ(lambda results: tf.print("seen", results[0]))
+    ranks_that_differ(lambda results: tf.print("seen", results[0]), tf.int32)
+    ranks_that_differ(lambda results: tf.print("seen", results[0]), size=15_000)
     for size in (1, 100, 15_000):  # some parts travel with the requests, others from rank to rank
         ranks_that_differ(lambda _: tf.print("between"), size=size, op=hvd.Average)
 
@@ -169,13 +169,13 @@ def case_ranks_in_another_order():
 def case_results_that_one_rank_does_not_want():
     @tf.function
     def call(ts):
-        found = [hvd.allreduce(t, op=hvd.Sum) for t in ts]
-        return found if hvd.rank() == 0 else tf.constant(0.0)
+        reduced = [hvd.allreduce(t, op=hvd.Sum) for t in ts]
+        return reduced if hvd.rank() == 0 else tf.constant(0.0)
 
     for _ in range(3):
-        found = call(tensors())
+        results = call(tensors())
     if hvd.rank() == 0:
-        close(found, totals())
+        close(results, totals())
 
 
 def case_a_shape_that_differs_is_named():
@@ -225,8 +225,8 @@ def case_constants_are_sent_at_every_call():
     def call():
         return [hvd.allreduce(tf.constant([1.0, float(i)]), op=hvd.Sum) for i in range(3)]
 
-    found, count = requests_of(call)
-    close(found, [np.array([1.0, i]) * hvd.size() for i in range(3)])
+    results, count = requests_of(call)
+    close(results, [np.array([1.0, i]) * hvd.size() for i in range(3)])
     assert count == 1, count
 
 
@@ -235,13 +235,13 @@ def case_gradients():
     def call(xs):
         with tf.GradientTape() as tape:
             tape.watch(xs)
-            found = [hvd.allreduce(x, op=hvd.Sum) for x in xs]
-            loss = tf.add_n([tf.reduce_sum(f * f) for f in found])
+            reduced = [hvd.allreduce(x, op=hvd.Sum) for x in xs]
+            loss = tf.add_n([tf.reduce_sum(f * f) for f in reduced])
         return tape.gradient(loss, xs)
 
     xs = [tf.constant([float(i)]) for i in range(5)]
-    found, count = requests_of(call, xs)
-    close(found, [np.array([2.0 * i * hvd.size() * hvd.size()]) for i in range(5)])
+    results, count = requests_of(call, xs)
+    close(results, [np.array([2.0 * i * hvd.size() * hvd.size()]) for i in range(5)])
     assert count == 2, count
     with tf.GradientTape() as tape:  # outside of the function
         tape.watch(xs)
@@ -255,8 +255,8 @@ def case_large_ones_among_them():
         return [hvd.allreduce(t, op=hvd.Sum) for t in ts]
 
     ts = [tf.fill([50_000 if i % 2 else 10], float(i)) for i in range(10)]
-    found, count = requests_of(call, ts)
-    close(found, [np.full(t.shape, i * hvd.size()) for i, t in enumerate(ts)])
+    results, count = requests_of(call, ts)
+    close(results, [np.full(t.shape, i * hvd.size()) for i, t in enumerate(ts)])
     assert count == 6, count
 
 
@@ -265,20 +265,20 @@ def case_other_ranks_of_a_set_in_between():
 
     @tf.function
     def call(x):
-        found = []
+        reduced = []
         for i in range(3):
-            found.append(hvd.allreduce(x * float(i), op=hvd.Sum, name=f"{i}"))
+            reduced.append(hvd.allreduce(x * float(i), op=hvd.Sum, name=f"{i}"))
             if some.included():
                 within = hvd.allreduce(x, op=hvd.Sum, process_set=some, name=f"within{i}")
             else:
                 within = float(hvd.size() - 1) * x
-            found.append(hvd.allreduce(within, op=hvd.Sum, name=f"all{i}"))
-        return found
+            reduced.append(hvd.allreduce(within, op=hvd.Sum, name=f"all{i}"))
+        return reduced
 
     for _ in range(2):
-        found = call(tf.constant(1.0))
-        close(found[0::2], [i * hvd.size() for i in range(3)])
-        close(found[1::2], [(hvd.size() - 1) * hvd.size()] * 3)
+        results = call(tf.constant(1.0))
+        close(results[0::2], [i * hvd.size() for i in range(3)])
+        close(results[1::2], [(hvd.size() - 1) * hvd.size()] * 3)
     hvd.remove_process_set(some)
 
 

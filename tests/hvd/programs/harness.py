@@ -1,4 +1,4 @@
-"""Runs every `case_*` of a program on this rank, one after the other, and prints what became of each."""
+"""Sequential execution of every `case_*` of a program on this rank, with its outcomes as JSON."""
 
 import json
 import sys
@@ -8,27 +8,27 @@ import ctl.hvd as hvd
 
 
 def run_cases(names):
-    """`names`: the globals of the program, in order of definition."""
+    """Runs the cases in `names`, the globals of the program in order of definition."""
     hvd.init()
-    said = {}
+    outcome_by_case = {}
     for name, case in list(names.items()):
         if name.startswith("case_"):
             try:
                 case()
-                said[name.removeprefix("case_")] = "ok"
+                outcome_by_case[name.removeprefix("case_")] = "ok"
             except BaseException:
-                said[name.removeprefix("case_")] = traceback.format_exc()[-2000:]
+                outcome_by_case[name.removeprefix("case_")] = traceback.format_exc()[-2000:]
             sys.stdout.flush()
-    print(json.dumps(said))
+    print(json.dumps(outcome_by_case))
 
 
-def raised(kind, call, *parts):
-    """Whether `call()` raises `kind` with all of `parts` in its text; returns the text."""
+def raised(error_type, call, *parts):
+    """Checks that `call()` raises `error_type` with all of `parts` in its message. Returns the message."""
     try:
         call()
-    except kind as e:
+    except error_type as e:
         text = str(e)
         for part in parts:
             assert part in text, f"{part!r} is not in {text!r}"
         return text
-    raise AssertionError(f"expected {kind.__name__}")
+    raise AssertionError(f"expected {error_type.__name__}")

@@ -1,4 +1,4 @@
-"""One rank stops taking part, in the way that the command line says; the others print what they saw."""
+"""A rank that stops as selected by the command line. The other ranks print their errors."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import ctl.hvd as hvd
 import tensorflow as tf
 
-how, size, directory, late_secs = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
+failure, size, directory, late_secs = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
 hvd.init()
 last = hvd.rank() == hvd.size() - 1
 step = tf.function(hvd.allreduce)
@@ -19,33 +19,35 @@ step(x)
 hvd.allreduce(x)
 hvd.barrier()
 if last:
-    if how == "kill":
+    if failure == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif how == "kill_in_the_middle":  # others are between the first and the last byte of a ring
+    elif failure == "kill_in_the_middle":  # others are between the first and the last byte of a ring
         from ctl.hvd import process
 
         process.engine().submit("allreduce", "HorovodAllreduce", [x.numpy()], op=hvd.Average)
         os.kill(os.getpid(), signal.SIGKILL)
-    elif how == "exit":
+    elif failure == "exit":
         sys.exit(0)
-    elif how == "raise":
+    elif failure == "raise":
         raise RuntimeError("on purpose")
-    elif how == "shutdown":
+    elif failure == "shutdown":
         hvd.shutdown()
         time.sleep(15)
-    elif how == "late":
+    elif failure == "late":
         time.sleep(late_secs)
         hvd.allreduce(x)
         sys.exit(0)
-said = []
-for call in (hvd.allreduce, step, lambda t: hvd.broadcast_object(1)) if how != "late" else (hvd.allreduce,):
+errors = []
+for call in (
+    (hvd.allreduce, step, lambda t: hvd.broadcast_object(1)) if failure != "late" else (hvd.allreduce,)
+):
     start = time.monotonic()
     try:
         call(x)
-        said.append(["no error", "", 0.0])
+        errors.append(["no error", "", 0.0])
     except hvd.HorovodInternalError as e:
-        said.append([type(e).__name__, str(e), time.monotonic() - start])
-print(json.dumps({"said": said}), flush=True)
+        errors.append([type(e).__name__, str(e), time.monotonic() - start])
+print(json.dumps({"said": errors}), flush=True)
 (directory / f"said_{hvd.rank()}").touch()
 deadline = time.monotonic() + 60
 while hvd.rank() == 0 and len(list(directory.glob("said_*"))) < hvd.size() - 1:  # it answers the others

@@ -1,4 +1,4 @@
-"""As many ranks as the command line says, in the order of their numbers and with the same sums."""
+"""Many ranks, as specified by the command line, with ordered numbers and equal sums."""
 
 import json
 

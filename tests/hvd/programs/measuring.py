@@ -1,4 +1,4 @@
-"""What the programs of these tests share: the same data for any number of ranks, and counting."""
+"""Shared helpers of these tests: identical data for any number of ranks, and counters of requests."""
 
 import json
 
@@ -20,8 +20,8 @@ def shared(*arrays, global_batch_size=GLOBAL_BATCH):
 def batches(*arrays, global_batch_size=GLOBAL_BATCH):
     """This rank's part of every global batch."""
     count = global_batch_size // hvd.size()
-    mine = [shared(a, global_batch_size=global_batch_size) for a in arrays]
-    return [[a[i : i + count] for a in mine] for i in range(0, len(mine[0]), count)]
+    shards = [shared(a, global_batch_size=global_batch_size) for a in arrays]
+    return [[a[i : i + count] for a in shards] for i in range(0, len(shards[0]), count)]
 
 
 def examples(count=48, seed=0):
@@ -33,23 +33,23 @@ def examples(count=48, seed=0):
     )
 
 
-def said(variables):
+def comparable(variables):
     """Numbers to compare nearly, and bits to compare exactly."""
     flat = np.concatenate([np.ravel(np.asarray(v)) for v in variables])
     return {"numbers": flat.astype(float).tolist(), "bits": flat.tobytes().hex()}
 
 
-class Asked:
-    """Names of the collectives that this rank asks for inside of the block."""
+class RequestRecorder:
+    """Records the names of the collectives that this rank requests inside of the block."""
 
     def __enter__(self):
         self.names = []
         self._engine = process.engine()
         submit = self._engine.submit
 
-        def counting(kind, name, *args, **kwargs):
+        def counting(operation, name, *args, **kwargs):
             self.names.append(name)
-            return submit(kind, name, *args, **kwargs)
+            return submit(operation, name, *args, **kwargs)
 
         self._engine.submit = counting
         return self
@@ -62,7 +62,7 @@ class Asked:
 
 
 def run(cases, names=()):
-    """Runs functions, all or those of the names, and prints what they return as one line of JSON."""
+    """Runs all functions, or those that are named, and prints their results as one line of JSON."""
     hvd.init()
     print(json.dumps({c.__name__: c() for c in cases if c.__name__ in names or not names}))
     hvd.shutdown()

@@ -1,4 +1,4 @@
-"""Ranks that ask for different things: the same error on every rank, and all goes on after it."""
+"""Ranks with different requests: every rank raises the same error and can continue."""
 
 import ctl.hvd as hvd
 import tensorflow as tf
@@ -8,15 +8,15 @@ NO, BAD = tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError
 WAYS = {"eager": lambda f: f, "function": tf.function}
 
 
-def refused(kind, call, *parts):
-    """Eagerly and in a function, with `parts` in the text; then a collective works again."""
+def refused(error_type, call, *parts):
+    """Checks an error eagerly and in a function. The next collective must work."""
     for way in WAYS.values():
-        raised(kind, way(call), *parts)
+        raised(error_type, way(call), *parts)
         assert hvd.allreduce(tf.constant(1.0), op=hvd.Sum) == hvd.size()
 
 
-def by_rank(first, others):
-    return first if hvd.rank() == 0 else others
+def by_rank(first, value_of_others):
+    return first if hvd.rank() == 0 else value_of_others
 
 
 def case_shape():
@@ -55,8 +55,8 @@ def case_root():
 
 def case_kind_under_one_name():
     def call():
-        one = hvd.allreduce if hvd.rank() else hvd.allgather
-        return one(tf.zeros(2), name="mixed")
+        collective = hvd.allreduce if hvd.rank() else hvd.allgather
+        return collective(tf.zeros(2), name="mixed")
 
     refused(NO, call, "allreduce", "allgather")
 

@@ -1,4 +1,4 @@
-"""Batch normalization in step, by Keras 3 or tf_keras as TF_USE_LEGACY_KERAS says."""
+"""Synchronized batch normalization, by Keras 3 or by tf_keras if TF_USE_LEGACY_KERAS is set."""
 
 import numpy as np
 import tensorflow as tf
@@ -11,21 +11,21 @@ WEIGHTS = numbers.normal(size=X.shape).astype("float32")
 ENDS = {1: [12], 2: [4, 12], 3: [3, 4, 12]}  # batches of ranks differ in size
 
 
-def mine(array):
+def shard_of(array):
     ends = ENDS[hvd.size()]
     return array[([0, *ends])[hvd.rank()] : ends[hvd.rank()]]
 
 
 def normalized(in_function):
     layer = hvd.SyncBatchNormalization(epsilon=1e-3, momentum=0.5)
-    x = tf.constant(mine(X))
+    x = tf.constant(shard_of(X))
     layer.build(X.shape)
 
     def step():
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = layer(x, training=True)
-            loss = tf.reduce_sum(y * y * mine(WEIGHTS))
+            loss = tf.reduce_sum(y * y * shard_of(WEIGHTS))
         return y, *tape.gradient(loss, [x, layer.gamma, layer.beta])
 
     y, of_x, of_gamma, of_beta = (tf.function(step) if in_function else step)()
@@ -49,14 +49,14 @@ def in_a_function():
 
 def inference():
     layer = hvd.SyncBatchNormalization(fused=None)
-    return np.asarray(layer(mine(X), training=False))[0, 0].tolist()
+    return np.asarray(layer(shard_of(X), training=False))[0, 0].tolist()
 
 
 def masked():
-    """Only what the mask lets through counts."""
+    """Only masked-in values are counted."""
     layer = hvd.SyncBatchNormalization(momentum=0.0)
     mask = np.arange(48).reshape(12, 4) % 3 > 0
-    layer(mine(X), training=True, mask=tf.constant(mine(mask)))
+    layer(shard_of(X), training=True, mask=tf.constant(shard_of(mask)))
     return {"layer": np.asarray(layer.moving_mean).tolist(), "all": X[mask].mean(0).tolist()}
 
 

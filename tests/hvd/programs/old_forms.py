@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 from ctl import hvd
-from measuring import Asked, examples, run, said, shared
+from measuring import RequestRecorder, comparable, examples, run, shared
 
 v1 = tf.compat.v1
 X, Y = examples()
@@ -28,7 +28,7 @@ def eager_tf1_optimizer():
 
 
 def graph_of(optimizer, **options):
-    """([weights, global step] after a train step, placeholders, optimizer) of a linear model."""
+    """Returns [weights, global step] after a train step, placeholders and optimizer of a linear model."""
     x = v1.placeholder(tf.float32, [None, 5])
     y = v1.placeholder(tf.float32, [None, 3])
     weights = v1.get_variable("w", initializer=np.ones((5, 3), "float32") * (hvd.rank() + 1))
@@ -42,7 +42,7 @@ def graph_of(optimizer, **options):
 
 def monitored_session():
     """The hook gives rank 0's weights to all; then ranks train as one process does."""
-    mine = shared(X, Y)
+    shard = shared(X, Y)
     with tf.Graph().as_default():
         after, (x, y), optimizer = graph_of(v1.train.MomentumOptimizer(0.1, 0.9))
         hooks = [hvd.BroadcastGlobalVariablesHook(0), v1.train.StopAtStepHook(last_step=4)]
@@ -50,11 +50,11 @@ def monitored_session():
         with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
             i = 0
             while not session.should_stop():
-                fed = {x: mine[0][i : i + count], y: mine[1][i : i + count]}
+                fed = {x: shard[0][i : i + count], y: shard[1][i : i + count]}
                 weights, steps = session.run(after, fed)
                 i += count
         names = optimizer.get_slot_names()
-    return {**said([weights]), "steps": int(steps), "slots": names}
+    return {**comparable([weights]), "steps": int(steps), "slots": names}
 
 
 def several_passes():
@@ -72,20 +72,20 @@ def several_passes():
             session.run(broadcast)
             before = np.ones((5, 3), "float32")
             for _ in range(4):
-                with Asked() as asked:
+                with RequestRecorder() as requests:
                     weights, steps = session.run(after, {x: X[:4], y: Y[:4]})
                 changed.append(not np.array_equal(before, weights))
-                asked_for.append(len(asked.gradients()))
+                asked_for.append(len(requests.gradients()))
                 before = weights
-    return {**said([weights]), "changed": changed, "asked": asked_for, "steps": int(steps)}
+    return {**comparable([weights]), "changed": changed, "asked": asked_for, "steps": int(steps)}
 
 
 def values_in_a_session():
     import ctl.hvd.keras as hvd_keras
 
     with tf.Graph().as_default(), v1.Session():
-        found = hvd_keras.allreduce(np.float32(hvd.rank()), name="value")
-    return float(found)
+        reduced = hvd_keras.allreduce(np.float32(hvd.rank()), name="value")
+    return float(reduced)
 
 
 if sys.argv[1] == "eager":

@@ -1,4 +1,4 @@
-"""Process sets: overlapping ones, those that come and go, and what they refuse."""
+"""Process sets: overlapping sets, their registration and removal, and their errors."""
 
 import ctl.hvd as hvd
 import numpy as np
@@ -23,10 +23,10 @@ def case_static_sets():
 
 
 def case_an_equal_set_of_a_later_init_is_usable():
-    again = hvd.ProcessSet([0, 1])
-    hvd.init(process_sets=[again])
-    assert again.process_set_id == FIRST.process_set_id and again.size() == 2
-    assert str(again) == "ProcessSet(process_set_id=1, ranks=[0, 1], mpi_comm=None)"
+    duplicate = hvd.ProcessSet([0, 1])
+    hvd.init(process_sets=[duplicate])
+    assert duplicate.process_set_id == FIRST.process_set_id and duplicate.size() == 2
+    assert str(duplicate) == "ProcessSet(process_set_id=1, ranks=[0, 1], mpi_comm=None)"
 
 
 def case_overlapping_sets():
@@ -73,7 +73,7 @@ def case_a_set_of_one_rank():
             for call in (hvd.allreduce, hvd.reducescatter, hvd.allgather, hvd.alltoall):
                 assert (call(x, process_set=ALONE).numpy() == x.numpy()).all(), call
             many = tf.function(lambda t: hvd.grouped_allreduce([t, t], process_set=ALONE))(x)
-            assert all((one.numpy() == x.numpy()).all() for one in many)
+            assert all((tensor.numpy() == x.numpy()).all() for tensor in many)
             assert (hvd.broadcast(x, 1, process_set=ALONE).numpy() == x.numpy()).all()
 
 
@@ -103,9 +103,9 @@ def case_sets_that_come_and_go():
     assert outer.process_set_id is None and not hvd.remove_process_set(outer)
     assert not hvd.remove_process_set(hvd.global_process_set)
     raised(ValueError, lambda: hvd.allreduce(tf.ones(2), process_set=outer))
-    again = hvd.add_process_set(hvd.ProcessSet([0, 2]))
-    assert again.process_set_id is not None
-    assert hvd.remove_process_set(again)
+    new_set = hvd.add_process_set(hvd.ProcessSet([0, 2]))
+    assert new_set.process_set_id is not None
+    assert hvd.remove_process_set(new_set)
 
 
 def case_ranks_that_ask_for_other_sets():

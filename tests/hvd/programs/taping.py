@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 from ctl import hvd
 from ctl.hvd.errors import RefusedError
-from measuring import Asked, batches, examples, run, said
+from measuring import RequestRecorder, batches, comparable, examples, run
 
 X, Y = examples()
 
@@ -22,10 +22,10 @@ def trained(wrap, in_function):
         optimizer.apply(gradients, model.trainable_variables)
 
     chosen = tf.function(step) if in_function else step
-    with Asked() as asked:
+    with RequestRecorder() as requests:
         for x, y in batches(X, Y):
             chosen(x, y)
-    return {**said(model.get_weights()), "asked": asked.names}
+    return {**comparable(model.get_weights()), "asked": requests.names}
 
 
 def eager():
@@ -63,57 +63,57 @@ def persistent_and_watched():
 
 
 def structures():
-    """Sources in a dictionary; None where there is no gradient; zeros where asked for."""
+    """Sources in a dictionary. The result is None without a gradient, or zeros if they are requested."""
     a, b = tf.Variable(2.0), tf.Variable(5.0)
     with tf.GradientTape(persistent=True) as tape:
         y = a * a * float(hvd.rank())
     tape = hvd.DistributedGradientTape(tape)
-    found = tape.gradient(y, {"a": a, "b": [b]})
+    gradients = tape.gradient(y, {"a": a, "b": [b]})
     zero = tape.gradient(y, [b], unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return [float(found["a"]), found["b"][0] is None, float(zero[0])]
+    return [float(gradients["a"]), gradients["b"][0] is None, float(zero[0])]
 
 
 def slices():
     table = tf.Variable(np.ones((4, 2), "float32"))
     with tf.GradientTape() as tape:
         y = tf.reduce_sum(tf.gather(table, [hvd.rank(), 3]))
-    found = hvd.DistributedGradientTape(tape).gradient(y, [table])[0]
-    return [type(found).__name__, tf.convert_to_tensor(found)[:, 0].numpy().tolist()]
+    gradient = hvd.DistributedGradientTape(tape).gradient(y, [table])[0]
+    return [type(gradient).__name__, tf.convert_to_tensor(gradient)[:, 0].numpy().tolist()]
 
 
 def local_sources():
-    here, everywhere = tf.Variable(1.0), tf.Variable(1.0)
+    local_variable, global_variable = tf.Variable(1.0), tf.Variable(1.0)
     with tf.GradientTape(persistent=True) as tape:
-        y = (here + everywhere) * 6.0 * float(hvd.rank() + 1)
+        y = (local_variable + global_variable) * 6.0 * float(hvd.rank() + 1)
     tape = hvd.DistributedGradientTape(tape)
-    tape.register_local_source(here)
-    local, other = tape.get_local_and_global_gradients(y, [here, everywhere])
+    tape.register_local_source(local_variable)
+    local, other = tape.get_local_and_global_gradients(y, [local_variable, global_variable])
     return {
-        "all": [float(g) for g in tape.gradient(y, [here, everywhere])],
-        "local": [v is here for v, _ in local] + [float(g) for _, g in local],
-        "other": [v is everywhere for v, _ in other] + [float(g) for _, g in other],
+        "all": [float(g) for g in tape.gradient(y, [local_variable, global_variable])],
+        "local": [v is local_variable for v, _ in local] + [float(g) for _, g in local],
+        "other": [v is global_variable for v, _ in other] + [float(g) for _, g in other],
     }
 
 
 def partial():
     layer, head = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
-    for made in (layer, head):
-        made.build((None, 1))
-        made.kernel.assign([[1.0]])
+    for built_layer in (layer, head):
+        built_layer.build((None, 1))
+        built_layer.kernel.assign([[1.0]])
     with tf.GradientTape() as tape:
         y = head(layer(tf.constant([[float(hvd.rank())]])))
     tape = hvd.PartialDistributedGradientTape(tape, local_layers=layer)
-    found = tape.gradient(y, [layer.kernel, head.kernel])
-    return [float(g[0, 0]) for g in found]
+    gradients = tape.gradient(y, [layer.kernel, head.kernel])
+    return [float(g[0, 0]) for g in gradients]
 
 
 def generic_names():
     x = tf.Variable(1.0)
     with tf.GradientTape() as tape:
         y = x * 2.0
-    with Asked() as asked:
+    with RequestRecorder() as requests:
         hvd.DistributedGradientTape(tape).gradient(y, [x], use_generic_names=True)
-    return asked.names
+    return requests.names
 
 
 def refusals():
@@ -121,14 +121,14 @@ def refusals():
         "adasum": lambda: hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Adasum),
         "layers": lambda: hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[1]),
     }
-    found = {}
+    results = {}
     for name, attempt in wrong.items():
         try:
             attempt()
-            found[name] = "nothing was raised"
+            results[name] = "nothing was raised"
         except (ValueError, RefusedError) as e:
-            found[name] = str(e)
-    return found
+            results[name] = str(e)
+    return results
 
 
 run([

@@ -1,4 +1,4 @@
-"""Keras 3 trains on any number of ranks; what is printed is compared with one process."""
+"""Keras 3 training on any number of ranks. The output is compared with one process."""
 
 import copy
 import dataclasses
@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from ctl.hvd import process
 from ctl.hvd.errors import RefusedError
-from measuring import Asked, batches, examples, run, said, shared
+from measuring import RequestRecorder, batches, comparable, examples, run, shared
 
 X, Y = examples()
 
@@ -29,7 +29,7 @@ def fitted(optimizer, compiled=(), **options):
     model.compile(hvd.DistributedOptimizer(optimizer, **options), "mse", **dict(compiled))
     x, y = shared(X, Y)
     model.fit(x, y, batch_size=12 // hvd.size(), shuffle=False, epochs=2, verbose=0)
-    return said(model.get_weights())
+    return comparable(model.get_weights())
 
 
 def fit_with_momentum():
@@ -68,18 +68,18 @@ def loop(optimizer, steps=4, **options):
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-    with Asked() as asked:
+    with RequestRecorder() as requests:
         for x, y in batches(X, Y)[:steps]:
             step(x, y)
-    return model, optimizer, asked
+    return model, optimizer, requests
 
 
 def custom_loop():
-    model, optimizer, asked = loop(keras.optimizers.RMSprop(0.01))
+    model, optimizer, requests = loop(keras.optimizers.RMSprop(0.01))
     called = len(optimizer.variables()) == len(optimizer.variables)
     return {
-        **said(model.get_weights()),
-        "exchanges": len(asked.gradients()),
+        **comparable(model.get_weights()),
+        "exchanges": len(requests.gradients()),
         "called": called,
         "iterations": int(optimizer.iterations),
     }
@@ -88,15 +88,15 @@ def custom_loop():
 def several_passes():
     """Two micro-batches per update: as many updates, and the same, as with batches twice as large."""
     options = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
-    model, optimizer, asked = loop(keras.optimizers.SGD(0.1, momentum=0.9), **options)
+    model, optimizer, requests = loop(keras.optimizers.SGD(0.1, momentum=0.9), **options)
     large = network()
     large.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
     for x, y in batches(X, Y, global_batch_size=24):
         large.train_on_batch(x, y)
     return {
-        **said(model.get_weights()),
-        "large": said(large.get_weights())["numbers"],
-        "exchanges": len(asked.gradients()),
+        **comparable(model.get_weights()),
+        "large": comparable(large.get_weights())["numbers"],
+        "exchanges": len(requests.gradients()),
         "iterations": int(optimizer.iterations),
     }
 
@@ -109,21 +109,21 @@ def exchanges_per_step():
     def count(**options):
         return len(loop(keras.optimizers.SGD(0.1), steps=1, **options)[2].gradients())
 
-    found = {"fused": count(), "two groups": count(groups=2)}
+    counts = {"fused": count(), "two groups": count(groups=2)}
     model = network()
-    found["listed"] = count(groups=[[model.trainable_variables[0]]])
+    counts["listed"] = count(groups=[[model.trainable_variables[0]]])
     engine = process.engine()
     as_started = engine.settings
     for most in (130, 0):  # [5, 8] is 160 bytes, [8] 32, [8, 3] 96, [3] 12
         engine.settings = dataclasses.replace(as_started, fusion_threshold=most)
-        found[f"{most} bytes"] = count()
+        counts[f"{most} bytes"] = count()
     engine.settings = as_started
-    return found
+    return counts
 
 
 def embedding(**options):
     keras.utils.set_random_seed(3)
-    words = np.random.default_rng(1).integers(0, 20, size=(24, 4))
+    word_ids = np.random.default_rng(1).integers(0, 20, size=(24, 4))
     model = keras.Sequential([keras.layers.Embedding(20, 3), keras.layers.Flatten()])
     model.build((None, 4))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adagrad(0.1), **options)
@@ -137,9 +137,9 @@ def embedding(**options):
         kinds.update(type(g).__name__ for g in gradients)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-    for (x,) in batches(words):
+    for (x,) in batches(word_ids):
         step(x)
-    return {**said(model.get_weights()), "kinds": sorted(kinds)}
+    return {**comparable(model.get_weights()), "kinds": sorted(kinds)}
 
 
 def sparse_gradients():
@@ -158,26 +158,26 @@ def a_variable_without_gradient():
 
 
 def a_local_variable():
-    here, everywhere = keras.Variable([0.0]), keras.Variable([0.0])
+    local_variable, global_variable = keras.Variable([0.0]), keras.Variable([0.0])
     for scaled in (True, False):
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), scale_local_gradients=scaled)
-        optimizer.register_local_var(here)
+        optimizer.register_local_var(local_variable)
         gradient = tf.constant([-6.0 * (hvd.rank() + 1)])
-        optimizer.apply([gradient, gradient], [here, everywhere])
-    return [float(here.numpy()[0]), float(everywhere.numpy()[0])]
+        optimizer.apply([gradient, gradient], [local_variable, global_variable])
+    return [float(local_variable.numpy()[0]), float(global_variable.numpy()[0])]
 
 
 def compressed():
-    """What is nothing as a float16 arrives as nothing, unless ranks share memory."""
-    found = []
+    """Values that underflow in float16 arrive as zero, unless ranks share memory."""
+    values = []
     fp16, engine = hvd.Compression.fp16, process.engine()
     for compression, has_network in ((hvd.Compression.none, True), (fp16, True), (fp16, False)):
         engine.all_share_memory = not has_network
         weight = keras.Variable([0.0])
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=compression)
         optimizer.apply([tf.constant([1e-9])], [weight])
-        found.append(float(weight.numpy()[0]) == 0.0)
-    return found
+        values.append(float(weight.numpy()[0]) == 0.0)
+    return values
 
 
 def mixed_precision_with_an_overflow_on_one_rank():
@@ -193,7 +193,7 @@ def mixed_precision_with_an_overflow_on_one_rank():
     finally:
         keras.config.set_dtype_policy("float32")
     return {
-        **said(model.get_weights()),
+        **comparable(model.get_weights()),
         "same": same,
         "scale": float(optimizer.dynamic_scale),
         "iterations": int(optimizer.iterations),
@@ -203,9 +203,9 @@ def mixed_precision_with_an_overflow_on_one_rank():
 
 def state_of_the_wrapped_optimizer_goes_on():
     weight = keras.Variable([0.0])
-    plain = keras.optimizers.SGD(1.0, momentum=0.5)
-    plain.apply([tf.constant([-1.0])], [weight])
-    wrapped = hvd.DistributedOptimizer(plain)
+    optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+    optimizer.apply([tf.constant([-1.0])], [weight])
+    wrapped = hvd.DistributedOptimizer(optimizer)
     wrapped.apply([tf.constant([-1.0])], [weight])
     return {"weight": float(weight.numpy()[0]), "iterations": int(wrapped.iterations)}
 
@@ -215,27 +215,27 @@ def saved_and_loaded():
     loss = keras.losses.MeanSquaredError()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.25, momentum=0.9)), loss)
     model.train_on_batch(X, Y)
-    found = {}
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
         for ending in (".keras", ".h5"):
             model.save(folder + "/model" + ending)
-            plain = keras.models.load_model(folder + "/model" + ending)
+            loaded_by_keras = keras.models.load_model(folder + "/model" + ending)
             loaded = hvd.load_model(folder + "/model" + ending)
             state = [v.numpy() for v in loaded.optimizer.variables]
-            found[ending] = {
-                "plain": type(plain.optimizer) is keras.optimizers.SGD,
+            results[ending] = {
+                "plain": type(loaded_by_keras.optimizer) is keras.optimizers.SGD,
                 "rate": float(loaded.optimizer.learning_rate.numpy()),
                 "iterations": int(loaded.optimizer.iterations),
                 "momentum kept": bool(np.any(state[-1])),
                 "exchanges": len(exchanged(loaded).gradients()),
             }
-    return found
+    return results
 
 
 def exchanged(model):
-    with Asked() as asked:
+    with RequestRecorder() as requests:
         model.train_on_batch(X, Y)
-    return asked
+    return requests
 
 
 def copies_are_distributed_too():
@@ -245,12 +245,12 @@ def copies_are_distributed_too():
         copy.deepcopy(optimizer),
         pickle.loads(pickle.dumps(optimizer)),
     ]
-    with Asked() as asked:
+    with RequestRecorder() as requests:
         for each in copies:
             each.apply([tf.constant([1.0])], [keras.Variable([0.0])])
     return {
         "config": all(each.get_config() == optimizer.get_config() for each in copies),
-        "names": asked.names,
+        "names": requests.names,
         "is adam": isinstance(optimizer, keras.optimizers.Adam),
     }
 
@@ -279,14 +279,14 @@ def refusals():
         "inside out": lambda: keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(sgd)),
         "sparse passes": lambda: embedding(backward_passes_per_step=2),
     }
-    found = {}
+    results = {}
     for name, attempt in wrong.items():
         try:
             attempt()
-            found[name] = "nothing was raised"
+            results[name] = "nothing was raised"
         except (ValueError, RefusedError) as e:
-            found[name] = str(e)
-    return found
+            results[name] = str(e)
+    return results
 
 
 run([

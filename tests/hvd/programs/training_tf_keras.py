@@ -5,7 +5,7 @@ import tempfile
 import ctl.hvd.keras as hvd
 import tensorflow as tf
 import tf_keras
-from measuring import Asked, batches, examples, run, said, shared
+from measuring import RequestRecorder, batches, comparable, examples, run, shared
 
 X, Y = examples()
 legacy = tf_keras.optimizers.legacy
@@ -23,11 +23,11 @@ def fitted(optimizer):
     model.compile(hvd.DistributedOptimizer(optimizer), "mse")
     x, y = shared(X, Y)
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
-    with Asked() as asked:
+    with RequestRecorder() as requests:
         model.fit(
             x, y, batch_size=12 // hvd.size(), shuffle=False, epochs=2, verbose=0, callbacks=callbacks
         )
-    return {**said(model.get_weights()), "exchanges": len(asked.gradients())}
+    return {**comparable(model.get_weights()), "exchanges": len(requests.gradients())}
 
 
 def new_fit():
@@ -49,12 +49,12 @@ def looped(optimizer, **options):
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-    with Asked() as asked:
+    with RequestRecorder() as requests:
         for x, y in batches(X, Y):
             step(x, y)
     return {
-        **said(model.get_weights()),
-        "exchanges": len(asked.gradients()),
+        **comparable(model.get_weights()),
+        "exchanges": len(requests.gradients()),
         "iterations": int(optimizer.iterations),
     }
 
@@ -74,7 +74,7 @@ def legacy_loss_scale():
     model.compile(tf_keras.mixed_precision.LossScaleOptimizer(optimizer), "mse")
     for x, y in batches(X, Y):
         model.train_on_batch(x, y)
-    return said(model.get_weights())
+    return comparable(model.get_weights())
 
 
 def saved_and_loaded():
@@ -84,13 +84,13 @@ def saved_and_loaded():
     with tempfile.TemporaryDirectory() as folder:
         model.save(folder + "/model.keras")
         loaded = hvd.load_model(folder + "/model.keras")
-    found = {
+    results = {
         "rate": float(loaded.optimizer.learning_rate.numpy()),
         "iterations": int(loaded.optimizer.iterations),
     }
-    with Asked() as asked:
+    with RequestRecorder() as requests:
         loaded.train_on_batch(X, Y)
-    return {**found, "exchanges": len(asked.gradients())}
+    return {**results, "exchanges": len(requests.gradients())}
 
 
 run([new_fit, legacy_fit, new_loop, legacy_passes, legacy_loss_scale, saved_and_loaded])

@@ -16,7 +16,7 @@ tf1 = tf.compat.v1
 
 
 def graph_of(count, build):
-    """A graph and its `count` results."""
+    """Returns a graph and its `count` results."""
     with tf.Graph().as_default() as graph:
         return graph, [build(i) for i in range(count)]
 
