@@ -7,12 +7,12 @@ import sys
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = shutil.which("chromium") and shutil.which("chromedriver")
 
 
 @pytest.mark.slow
 @pytest.mark.workers
-@pytest.mark.skipif(not CHROMIUM, reason="needs chromium (Debian: apt-get install chromium)")
+@pytest.mark.skipif(not CHROMIUM, reason="needs chromium and chromedriver (Debian: chromium-driver)")
 def test_tensorboard_shows_curves_hparams_text_and_graph_of_a_run(tmp_path):
     model_dir, pictures = tmp_path / "run", tmp_path / "pictures"
     train = ["-m", "models.mnist", f"--model_dir={model_dir}", "--train_steps=40", "--export=none",
@@ -24,5 +24,5 @@ def test_tensorboard_shows_curves_hparams_text_and_graph_of_a_run(tmp_path):
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
     assert {p.stem for p in pictures.iterdir()} == {
-        "timeseries", "scalars", "hparams", "text", "graphs",
+        "timeseries", "scalars", "custom_scalars", "hparams", "text", "graphs",
     }  # fmt: skip
