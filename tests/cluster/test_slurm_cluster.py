@@ -167,7 +167,7 @@ def test_a_program_that_ignores_sigterm_does_not_keep_the_job_from_the_queue(clu
     cluster.wait_until((tmp_path / "up").exists, job=job)
     limit_time(cluster, job)
     fields = assert_completed(cluster, job, script)
-    assert fields["Restarts"] == "1" and "Tasks still run 10 s after SIGTERM" in log_of(script)
+    assert fields["Restarts"] == "1" and "Tasks are still running 10 s after SIGTERM" in log_of(script)
 
 
 def test_usr1_sent_to_the_tasks_saves_and_requeues(cluster, tmp_path, unbroken):
