@@ -121,7 +121,7 @@ class Coordinator:
         for rank in self._sockets.keys() - self._negotiation.departed.keys():
             silent_secs = now_secs - self._last_received_at[rank]
             if silent_secs > self._heartbeat_timeout_secs:
-                self._remove_rank(rank, f"died (silent for {silent_secs:.0f} s)")
+                self._remove_rank(rank, f"died (silent for {silent_secs:.0f} s)", is_lost=True)
             else:
                 self._negotiation.outboxes[rank].put({"type": "alive"})
 
@@ -133,7 +133,7 @@ class Coordinator:
             for header, payload in inbox.messages():
                 self._handle_message(rank, header, payload)
         except Lost as e:
-            self._remove_rank(rank, f"died ({e})")
+            self._remove_rank(rank, f"died ({e})", is_lost=True)
 
     def _write(self, rank: int) -> None:
         outbox, sock = self._negotiation.outboxes[rank], self._sockets[rank]
@@ -143,7 +143,7 @@ class Coordinator:
             self._negotiation.outboxes[rank] = Outbox()
             if rank not in self._negotiation.departed:
                 self._read(rank)  # its last message may announce its shutdown
-            self._remove_rank(rank, f"died ({e})")
+            self._remove_rank(rank, f"died ({e})", is_lost=True)
             return
         if rank not in self._negotiation.departed:
             read_and_write = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -152,7 +152,7 @@ class Coordinator:
     def _handle_message(self, rank: int, header: dict[str, Any], payload: bytes) -> None:
         message_type = header.pop("type")
         if message_type == "leave":
-            self._remove_rank(rank, "has left")
+            self._remove_rank(rank, "has left", is_lost=False)
         elif message_type == "broken":
             self._negotiation.notify_lost_rank(header["rank"], header["why"])
         elif message_type == "alive":
@@ -178,9 +178,9 @@ class Coordinator:
             self._templates[rank, request.id] = request
         self._negotiation.add_request(rank, request, payload)
 
-    def _remove_rank(self, rank: int, reason: str) -> None:
+    def _remove_rank(self, rank: int, reason: str, *, is_lost: bool) -> None:
         if rank in self._negotiation.departed:
             return
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(self._sockets[rank])
-        self._negotiation.remove_rank(rank, reason)
+        self._negotiation.remove_rank(rank, reason, is_lost=is_lost)

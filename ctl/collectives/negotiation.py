@@ -34,10 +34,11 @@ class Negotiation:
     def __init__(self, size: int, settings: Settings, timeline: Timeline):
         self.outboxes = {rank: Outbox() for rank in range(size)}
         self.departed: dict[int, str] = {}
+        self._lost_ranks: set[int] = set()
         self._settings = settings
         self._timeline = timeline
         self._table = Table(size)
-        self._lines = Lines()
+        self._call_sites = Lines()
         self._complete: list[Round] = []
         self._last_request_at = self._last_check_at = time.monotonic()
 
@@ -79,14 +80,20 @@ class Negotiation:
             self._add_to_round(rank, part, payload[offset : offset + size])
             offset += size
 
-    def remove_rank(self, rank: int, reason: str) -> None:
-        """Removes a rank. `reason` contains "died" unless the rank has announced its shutdown.
+    def remove_rank(self, rank: int, reason: str, *, is_lost: bool) -> None:
+        """Removes a rank.
+
+        Args:
+          rank: Rank to remove.
+          reason: Verb phrase for error messages, e.g. "has left".
+          is_lost: True for a rank that was lost, False for one that has announced its shutdown.
 
         A rank that shuts down first executes the collectives that all ranks have requested, and is released
         afterwards. If it is rank 0, the other ranks are notified that its process may end. Collectives that
         are already scheduled must not fail.
         """
-        if "died" in reason:
+        if is_lost:
+            self._lost_ranks.add(rank)
             self.departed[rank] = reason
             self.notify_lost_rank(rank, f"rank {rank} {reason}")
         else:
@@ -113,7 +120,7 @@ class Negotiation:
             self._timeline.record_agreement(current_round.name)
             ranks = self._table.sets.get(current_round.process_set, ())
             error = requests.find_error(ranks, current_round.requests)
-            error = error or self._lines.find_error(current_round.requests)
+            error = error or self._call_sites.find_error(current_round.requests)
             departed_members = [rank for rank in ranks if rank in self.departed]
             if error and current_round.any_request.names:
                 self._split_round(current_round)  # the error is reported for the affected tensors only
@@ -174,7 +181,8 @@ class Negotiation:
 
     def _fail_for_departed(self, departed_members: list[int], failed_round: Round) -> None:
         reason = self.departed[departed_members[0]]
-        hint = "." if "died" in reason else f": its script has ended or failed. {_HINT}"
+        is_lost = departed_members[0] in self._lost_ranks
+        hint = "." if is_lost else f": its script has ended or failed. {_HINT}"
         message = f"{failed_round.any_request}: {format_ranks(departed_members)} {reason}{hint}"
         self._fail_round(failed_round, "LOST", message)
 

@@ -40,7 +40,7 @@ def suspects(gradients: list, loss_flag: tf.Tensor, replica: tf.Tensor, num_repl
 
 
 def suspects_of_only_replica(loss_flag: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
-    """Returns the flags `[2]` of a single replica, whose gradient flag follows from the gradient norm."""
+    """Returns the flags `[2]` of a single replica: of its loss, and of its gradients, from their norm."""
     return tf.stack([loss_flag, flag_of(norm)])
 
 

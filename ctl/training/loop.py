@@ -162,7 +162,7 @@ class TrainLoop:
       batches: Training data.
       marks: Steps after which actions are due.
       agreement: Sums over workers.
-      is_chief: True for the worker whose clock and requests count.
+      is_chief: True for the worker whose clock decides which actions are due.
       writers: Notified of the traced graph.
       observers: Observers of the graph calls.
       hooks: Functions to call after a graph call.

@@ -85,7 +85,7 @@ class Run:
         ] = {}  # learning rates, before a hook may have changed them
         self._saved_at = self._evaluated_at = -1
         self._pending = NO_ACTION  # evaluation that a signal has prevented
-        self._sentences: tuple[str, ...] = ()
+        self._remarks: tuple[str, ...] = ()
         self._wants_stop = False  # requested by a callback
         self._evaluation_was_interrupted = False  # a signal has ended an evaluation
         self._in_pass = 0  # steps of the first pass over data of unknown length
@@ -97,17 +97,17 @@ class Run:
         callbacks = self._callbacks
         callbacks.end()
         if callbacks.stop_reason:
-            self._sentences = (f"Stopped at step {self._prepared.step}: {callbacks.stop_reason}.",)
+            self._remarks = (f"Stopped at step {self._prepared.step}: {callbacks.stop_reason}.",)
         if callbacks.best is not None:
             self._best = callbacks.best
-            self._sentences += (f"Restored the weights of step {self._best.step}.",)
+            self._remarks += (f"Restored the weights of step {self._best.step}.",)
             self._metrics = dict(self._best.values) if self._best.run == "eval" else self._metrics
             self._means = dict(self._best.values) if self._best.run == "train" else self._means
 
     def result(self) -> RunResult:
         """Returns the newest metrics, or those of the restored weights."""
         best_step = None if self._best is None else self._best.step
-        return RunResult(self._means, self._metrics, best_step, self._sentences, tuple(self._rates))
+        return RunResult(self._means, self._metrics, best_step, self._remarks, tuple(self._rates))
 
     def _after_loop(self, step: int, means: dict[str, float]) -> Any:
         self._rates_before_hook = run_metadata.learning_rates(self._prepared.task)
@@ -224,7 +224,7 @@ class Run:
             intervals, steps_per_epoch = self._options.intervals, self.batches.steps_per_epoch
             marks = intervals.due(step, steps_per_epoch)
             if self._interval.steps and has_trained:  # a longer run continues this interval
-                self._log(step, clear=False, watched=Action.LOG in marks)
+                self._log(step, clear=False, notifies_callbacks=Action.LOG in marks)
             if intervals.evaluate != Every():
                 first = intervals.evaluate.next_mark(0, steps_per_epoch)
                 only_at_end = first is not None and first > step
@@ -260,7 +260,7 @@ class Run:
         epoch = round(step / (self.batches.steps_per_epoch or step) + 1e-9)
         self._wants_stop |= self._callbacks.notify("after_epoch", step, epoch, step, dict(self._means))
 
-    def _log(self, step: int, clear: bool = True, watched: bool = True) -> None:
+    def _log(self, step: int, clear: bool = True, notifies_callbacks: bool = True) -> None:
         interval = self._interval
         interval.fetch(self._all_reduce.sum)
         self._means = interval.means()
@@ -274,7 +274,9 @@ class Run:
             self.writers.write(step, values, "train")
             for name, array in interval.arrays.items():
                 self.writers.note(array_event(step, name, array, "train"))
-        if watched:  # at marks only, so that a resumed run notifies the callbacks at the same steps
+        if (
+            notifies_callbacks
+        ):  # at marks only, so that a resumed run notifies the callbacks at the same steps
             self._wants_stop |= self._callbacks.notify("on_metrics", step, step, self._means, "train")
         check = self._prepared.activity.batch_size_check
         sizes = self._prepared.config.global_batch_size, self._prepared.world.topology.num_replicas
@@ -309,10 +311,10 @@ class Run:
     def _complete(self, step: int, before: list) -> None:
         """Adds the metrics to the checkpoint of this step, or saves it again if the state has changed."""
         after = self._prepared.state.small_values()
-        same = len(before) == len(after) and all(map(np.array_equal, before, after))
-        if same and self._prepared.world.is_chief:
-            same = self._checkpointing.manager.amend(step, self._metrics, self._state(NO_ACTION))
-        if self._all_reduce.sum([0.0 if same else 1.0])[0]:
+        is_unchanged = len(before) == len(after) and all(map(np.array_equal, before, after))
+        if is_unchanged and self._prepared.world.is_chief:
+            is_unchanged = self._checkpointing.manager.amend(step, self._metrics, self._state(NO_ACTION))
+        if self._all_reduce.sum([0.0 if is_unchanged else 1.0])[0]:
             self._saved_at = -1
             self._save(step)
 

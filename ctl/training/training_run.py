@@ -77,6 +77,7 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
                 fence()
             paths = request.export(request.formats)
     except BaseException as e:
+        stack.enter_context(interruption)  # a signal does not prevent the report of the error
         outcome, error = RunEnd.FAILED, ends.error_to_raise(e, prepared)
         error_name = type(error).__name__
         if error is not e:

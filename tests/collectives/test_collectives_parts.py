@@ -382,7 +382,7 @@ def test_a_rank_that_has_left_is_not_warned_of_missing_ones(leaves, monkeypatch,
     negotiation = Negotiation(2, chosen, Timeline())
     negotiation.add_request(0, Request(0, "x", "barrier"), b"")
     if leaves:
-        negotiation.remove_rank(0, "has left")
+        negotiation.remove_rank(0, "has left", is_lost=False)
     now_secs = time.monotonic() + 30.0
     monkeypatch.setattr("time.monotonic", lambda: now_secs)
     negotiation.check_stalls()

@@ -139,7 +139,7 @@ def test_what_a_rank_asked_for_and_left_before_the_others_came_is_an_error_there
     negotiation = Negotiation(2, Settings(), Timeline())
     request = Request(0, "x", "allreduce", ("float32",), ((ROWS,),), op=SUM)
     negotiation.add_request(1, request, b"")
-    negotiation.remove_rank(1, "has left")
+    negotiation.remove_rank(1, "has left", is_lost=False)
     negotiation.add_request(0, request, b"")
     negotiation.send_responses()
     (message,) = negotiation.outboxes[0]._parts
@@ -151,7 +151,7 @@ def test_what_is_complete_begins_before_a_rank_is_let_go():
     request = Request(0, "x", "allreduce", ("float32",), ((ROWS,),), op=SUM)
     for rank in (0, 1):
         negotiation.add_request(rank, request, b"")
-    negotiation.remove_rank(0, "has left")
+    negotiation.remove_rank(0, "has left", is_lost=False)
     (of_0,), (of_1,) = (negotiation.outboxes[rank]._parts for rank in (0, 1))
     assert of_0.index(b'"begin"') < of_0.index(b'"left"')
     assert of_1.index(b'"begin"') < of_1.index(b'"ending"')

@@ -21,8 +21,8 @@ from ctl.io.authenticated_channel import PROOF_SECS, ChannelRefusedError, Endpoi
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(messages, "NAME_SECS", 0.2)
-    monkeypatch.setattr(messages, "CALL_AGAIN_SECS", 0.02)
+    monkeypatch.setattr(messages, "FIRST_REMINDER_SECS", 0.2)
+    monkeypatch.setattr(messages, "RETRY_SECS", 0.02)
     monkeypatch.delenv("CTL_HVD_SECRET", raising=False)
 
 
@@ -168,7 +168,7 @@ def test_with_a_secret_a_rank_that_cannot_be_is_a_mistake_in_the_job(rank, monke
 @pytest.mark.parametrize(
     "line",
     [b"[" * 60_000 + b"\n", b"5\n", b"{}\n", b'{"facts": []}\n', b'{"facts": {"a": 1}}\n',
-     b'{"facts": {"a": null}}\n', b"x" * (messages.MOST_LINE_BYTES + 200_000)],
+     b'{"facts": {"a": null}}\n', b"x" * (messages.MAX_LINE_BYTES + 200_000)],
 )  # fmt: skip
 def test_a_guest_that_says_nonsense_leaves_and_its_place_is_free(line, monkeypatch):
     monkeypatch.setattr(chief_side, "PROOF_SECS", 1000.0)

@@ -35,6 +35,13 @@ def test_a_loss_that_is_not_finite_stops_both_workers_and_reaches_no_checkpoint(
     finite(tmp_path / "run")
 
 
+def test_sigterm_while_a_failed_run_closes_its_writers_does_not_hide_the_error(tmp_path):
+    """A launcher sends SIGTERM to all workers as soon as the first one has failed."""
+    result = run(tmp_path / "run", faults="term@ended", **POISON)
+    assert "fault: term at ended" in result.output
+    assert result.code == 1 and "Step 10: the loss is NaN" in result.output, result.output[-2000:]
+
+
 def test_a_bad_step_is_left_out_on_both_workers(tmp_path):
     result = run(tmp_path / "run", "--on_nonfinite=skip", workers=2, **POISON)
     assert result.code == 0, result.output[-2000:]

@@ -19,7 +19,7 @@ _JSON = "objects travel as JSON and array bytes; pickle only with `allow_pickle=
 # (module, name, Horovod's parameters, status, note for users)
 ROWS = [
     (TF, "init", "comm process_sets", DIFFERS, "no `comm` of MPI; use process sets"),
-    (TF, "shutdown", "", WORKS, "ranks that need this one get an error at once"),
+    (TF, "shutdown", "", WORKS, "collectives that need this rank then fail at once"),
     (TF, "is_initialized", "", WORKS, ""),
     (TF, "size", "", WORKS, ""), (TF, "rank", "", WORKS, ""), (TF, "local_size", "", WORKS, ""),
     (TF, "local_rank", "", WORKS, ""), (TF, "cross_size", "", WORKS, ""),
@@ -35,8 +35,8 @@ ROWS = [
     (TF, "gloo_enabled", "", WORKS, "returns True: TCP without MPI"),
     (TF, "nccl_built", "", WORKS, "returns 1 where tensors of GPUs use NCCL"),
     (TF, "ddl_built", "", WORKS, "returns False"), (TF, "ccl_built", "", WORKS, "returns False"),
-    (TF, "cuda_built", "", WORKS, "whether this TensorFlow is"),
-    (TF, "rocm_built", "", WORKS, "whether this TensorFlow is"),
+    (TF, "cuda_built", "", WORKS, "True if TensorFlow was built with it"),
+    (TF, "rocm_built", "", WORKS, "True if TensorFlow was built with it"),
     (TF, "allreduce", f"tensor average device_dense device_sparse compression op {_SCALES} name {_SETS}",
      WORKS, _DEVICES),
     (TF, "grouped_allreduce",
@@ -68,7 +68,7 @@ ROWS = [
      "gradtape device_dense device_sparse compression sparse_as_dense op gradient_predivide_factor "
      "num_groups groups process_set local_layers scale_local_gradients", WORKS, ""),
     (TF, "DistributedDeltaAdasumOptimizer", "optimizer", REFUSED, "no Adasum"),
-    (TF, "SyncBatchNormalization", "fused", DIFFERS, "a Keras 3 layer; ranks count by their examples"),
+    (TF, "SyncBatchNormalization", "fused", DIFFERS, "a Keras 3 layer; weighs ranks by their examples"),
     (TF, "BroadcastGlobalVariablesHook", "root_rank device", WORKS, ""),
     (TF, "run", "func args kwargs num_proc executable np", DIFFERS,
      "this machine only; functions that cannot be imported need `pip install cloudpickle`"),

@@ -6,7 +6,7 @@ A fault is action@step[:worker][!]: at the end of that step, on that worker (by 
 With "!" it occurs in every attempt. Actions:
 
 A step may also be a stage before the first step: init, build, data, trace; choice, before the choice of
-communication; eval_data and eval_trace, if EVALUATES=1.
+communication; eval_data and eval_trace, if EVALUATES=1. The stage "ended" is the report of a run's end.
 
     kill, stop, term, int, hup, usr1  the signal, to this process
     raise, exit             an exception of the hook; os._exit(7)
@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 from ctl.distribute import communication_choice
+from ctl.metrics.protocol import Ended
 
 EXAMPLES = 480
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM,
@@ -80,6 +81,8 @@ class Faulty(ctl.Trainer):
     def __init__(self, width=16, dropout=0.2, api_token="", **options):
         super().__init__(**options)
         self.width, self.dropout, self.api_token = width, dropout, api_token
+        if "@ended" in os.environ.get("FAULTS", ""):
+            self.extra_writers = (FaultyWriter(self.topology.worker_index),)
         strike_faults_at("init", self.topology.worker_index)
 
     def build(self):
@@ -114,6 +117,20 @@ class Faulty(ctl.Trainer):
     def after_loop(self, step, means):
         time.sleep(PAUSE_SECS)
         strike_faults_at(step, self.topology.worker_index)
+
+
+class FaultyWriter(ctl.MetricWriter):
+    """A writer that strikes the faults of the stage "ended"."""
+
+    def __init__(self, worker):
+        self.worker = worker
+
+    def write(self, step, values, run="train"):
+        pass
+
+    def note(self, event):
+        if isinstance(event, Ended):
+            strike_faults_at("ended", self.worker)
 
 
 class Evaluated(Faulty):

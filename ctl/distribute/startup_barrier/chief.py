@@ -1,6 +1,6 @@
 """Chief's side of the startup barrier: accepts the workers, compares them and releases them.
 
-    Chief(cluster, facts, timeout_secs=600.0).run()
+    Chief(topology, facts, timeout_secs=600.0).run()
 
 `ctl.distribute.startup_barrier.worker` is the other side. A connection that cannot authenticate as a part
 of this job is closed and has no effect.
@@ -49,25 +49,27 @@ class _ConnectedWorker:
 class Chief:
     """Server of the startup barrier. Accepts workers, logs missing ones and compares their facts."""
 
-    def __init__(self, cluster: Topology, facts: dict[str, str], timeout_secs: float):
-        self._cluster = cluster
+    def __init__(self, topology: Topology, facts: dict[str, str], timeout_secs: float):
+        self._topology = topology
         self._facts = facts
         self._timeout_secs = timeout_secs
         self._workers: dict[int, _ConnectedWorker] = {}  # by rank
         self._fault = ""  # error message about an authenticated process
         self._secret = authenticated_channel.job_secret()
         endpoint = Endpoint(self._secret, messages.PURPOSE, messages.IDENTITY)
-        self._listener = Listener(_listen(cluster), endpoint, self._check_claim)
+        self._listener = Listener(_listen(topology), endpoint, self._check_claim)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def run(self) -> None:
         """Waits for all workers. Raises PeerLostError if one is missing, UsageError if one differs."""
-        deadline = Deadline(self._timeout_secs, messages.NAME_SECS)
+        deadline = Deadline(self._timeout_secs, messages.FIRST_REMINDER_SECS)
         with contextlib.closing(self):
             while (missing := self._missing_ranks()) and not self._fault:
                 if deadline.is_over:
-                    text = messages.too_long(self._timeout_secs, self._names_of(missing))
+                    text = messages.timeout_message(
+                        self._topology, self._timeout_secs, self._names_of(missing)
+                    )
                     text += listener_sentence(self._listener, "The chief")
                     text += refusal_sentence(self._listener)
                     self._send_to_all({"timeout": text})
@@ -97,13 +99,13 @@ class Chief:
 
     def _missing_ranks(self) -> list[int]:
         connected_ranks = {worker.rank for worker, _ in self._workers_with_facts()}
-        return [r for r in range(1, self._cluster.num_workers) if r not in connected_ranks]
+        return [r for r in range(1, self._topology.num_workers) if r not in connected_ranks]
 
     def _names_of(self, ranks: list[int]) -> str:
-        return ", ".join(messages.name_of(self._cluster, r) for r in ranks)
+        return ", ".join(messages.name_of(self._topology, r) for r in ranks)
 
     def _listen_once(self) -> None:
-        for key, _ in self._selector.select(messages.CALL_AGAIN_SECS):
+        for key, _ in self._selector.select(messages.RETRY_SECS):
             if isinstance(key.data, _ConnectedWorker):
                 self._read_facts(key.data)
         for connection, claim in self._listener.accept_callers():
@@ -115,15 +117,17 @@ class Chief:
 
     def _check_claim(self, claim: dict[str, Any]) -> ChannelRefusedError | None:
         """Returns the error for an invalid worker, or None. It ends the job if the job has a secret."""
-        rank, process, size = claim.get("rank"), claim.get("process"), self._cluster.num_workers
+        rank, process, size = claim.get("rank"), claim.get("process"), self._topology.num_workers
         is_known = type(rank) is int and 0 < rank < size
         if not (is_known and isinstance(process, str)):
             problem = f"a process has rank {rank!r} in a job of {size} processes"
         elif rank in self._workers and self._workers[rank].process != process:
-            problem = f"two processes are {messages.name_of(self._cluster, rank)}"
+            problem = f"two processes are {messages.name_of(self._topology, rank)}"
         else:
             return None
-        text = f"{problem}. Give each process its own task index in TF_CONFIG."
+        text = (
+            f"{problem}. Give each process its own task index in {messages.job_variables(self._topology)}."
+        )
         if self._secret:
             self._fault = self._fault or text
         else:
@@ -143,7 +147,7 @@ class Chief:
             return
         if worker.facts is None:
             worker.received += data
-        if not data or len(worker.received) > messages.MOST_LINE_BYTES:
+        if not data or len(worker.received) > messages.MAX_LINE_BYTES:
             self._disconnect(worker)
         elif worker.facts is None and b"\n" in worker.received:
             worker.facts, worker.received = _facts_of(worker.received), b""
@@ -162,7 +166,7 @@ class Chief:
                 chief_value, worker_value = self._facts.get(key, "none"), facts.get(key, "none")
                 loaded_by_one = key.startswith(CODE) and "none" in (chief_value, worker_value)
                 if chief_value != worker_value and not loaded_by_one:
-                    worker_name = messages.name_of(self._cluster, worker.rank)
+                    worker_name = messages.name_of(self._topology, worker.rank)
                     lines.append(
                         f"  {key}: {worker_value[:300]} on {worker_name}, {chief_value[:300]} on the chief"
                     )
@@ -181,9 +185,9 @@ class Chief:
 
     def _wait_for_disconnects(self) -> None:
         """Waits until workers have closed their connections, which allows TensorFlow to bind the port."""
-        until_secs = time.monotonic() + messages.LEAVE_SECS
+        until_secs = time.monotonic() + messages.CLOSE_SECS
         while self._workers and time.monotonic() < until_secs:
-            for key, _ in self._selector.select(messages.CALL_AGAIN_SECS):
+            for key, _ in self._selector.select(messages.RETRY_SECS):
                 if isinstance(key.data, _ConnectedWorker) and _received(key.data.connection) == b"":
                     self._disconnect(key.data)
             for connection, _ in self._listener.accept_callers():
@@ -200,16 +204,17 @@ def _facts_of(line: bytes) -> dict[str, str] | None:
     return facts if is_text else None
 
 
-def _listen(cluster: Topology) -> socket.socket:
-    host, port = messages.address_of(cluster, 0)
+def _listen(topology: Topology) -> socket.socket:
+    host, port = messages.address_of(topology, 0)
     try:
         return listening_socket(host, port)
     except OSError as e:
-        if e.errno == errno.EADDRINUSE and cluster.port_variable != "TF_CONFIG":
-            raise own_port.port_error(cluster) from None
+        if e.errno == errno.EADDRINUSE and topology.port_variable != "TF_CONFIG":
+            raise own_port.port_error(topology) from None
         raise UsageError(
             f"This chief's own address {host}:{port} cannot be bound ({e.strerror or e}). Write an "
-            "address of this machine and a free port into TF_CONFIG of every worker."
+            f"address of this machine and a free port into {messages.job_variables(topology)} of every "
+            "worker."
         ) from None
 
 

@@ -16,16 +16,16 @@ from ctl.io.rendezvous import Caller, Deadline
 _log = logging.getLogger("ctl")
 
 
-def wait_for_release(cluster: Topology, facts: dict[str, str], timeout_secs: float) -> None:
+def wait_for_release(topology: Topology, facts: dict[str, str], timeout_secs: float) -> None:
     """Returns when the chief releases the workers.
 
     Raises PeerLostError if the chief does not release them in time, UsageError if it refuses this worker.
     """
-    chief, deadline = messages.name_of(cluster, 0), Deadline(timeout_secs, messages.NAME_SECS)
-    claim = {"rank": cluster.worker_index, "process": secrets.token_hex(8)}
+    chief, deadline = messages.name_of(topology, 0), Deadline(timeout_secs, messages.FIRST_REMINDER_SECS)
+    claim = {"rank": topology.worker_index, "process": secrets.token_hex(8)}
     endpoint = Endpoint(authenticated_channel.job_secret(), messages.PURPOSE, messages.IDENTITY)
-    address = messages.address_of(cluster, 0)
-    caller = Caller(address, endpoint, claim, pause_secs=messages.CALL_AGAIN_SECS)
+    address = messages.address_of(topology, 0)
+    caller = Caller(address, endpoint, claim, pause_secs=messages.RETRY_SECS)
     while True:
         try:
             connection = caller.call(deadline.remaining_secs)
@@ -33,7 +33,7 @@ def wait_for_release(cluster: Topology, facts: dict[str, str], timeout_secs: flo
                 with connection:
                     connection.settimeout(PROOF_SECS)
                     connection.sendall(messages.line({"facts": facts}))
-                    caller.failure = _read_answer(connection, deadline.remaining_secs + messages.LEAVE_SECS)
+                    caller.failure = _read_answer(connection, deadline.remaining_secs + messages.CLOSE_SECS)
                 if caller.failure is None:
                     return
         except ChannelRefusedError as e:
@@ -41,7 +41,9 @@ def wait_for_release(cluster: Topology, facts: dict[str, str], timeout_secs: flo
         except OSError as e:
             caller.failure = e.strerror or str(e)
         if deadline.is_over:
-            raise PeerLostError(messages.too_long(timeout_secs, f"{chief}: {caller.failure}"))
+            raise PeerLostError(
+                messages.timeout_message(topology, timeout_secs, f"{chief}: {caller.failure}")
+            )
         if deadline.is_reminder_due():
             _log.warning("%.0f s: still waiting for %s: %s.", deadline.waited_secs, chief, caller.failure)
         caller.pause()
@@ -63,7 +65,7 @@ def _read_answer(connection: socket.socket, wait_secs: float) -> str | None:
             return "it closed the connection"
         received += data
         *lines, received = received.split(b"\n")
-        if len(received) > messages.MOST_LINE_BYTES:
+        if len(received) > messages.MAX_LINE_BYTES:
             return "another program listens on this port"
         for line in lines:
             try:
