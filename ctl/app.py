@@ -15,23 +15,26 @@ import gc
 import json
 import logging
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import app, flags
 from ctl import config as config_lib
+from ctl import fast_dev_run
 from ctl.config import Config
-from ctl.config_flags import define_flags
+from ctl.config_flags import define_flags, help_text
 from ctl.distribute import job_fingerprint
 from ctl.distribute.platforms import detection
 from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, CtlError, StorageError, UsageError
 from ctl.io import directories, disk_errors, error_report, exit_hook, log_filter, notebook, paths
+from ctl.metrics.protocol import RunEnd
+from ctl.metrics.results import Results
 from ctl.supervision import heartbeat, signals
 
 if TYPE_CHECKING:
+    from ctl.distribute.world import World
     from ctl.trainer import Trainer
 
 
@@ -103,7 +106,8 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
 
 def _main(make_trainer: Callable[..., Any], settings: dict) -> None:
     try:
-        _work(make_trainer, settings)
+        with contextlib.ExitStack() as stack:
+            _work(make_trainer, settings, stack)
     except CtlError as e:
         _fail(e)
     except Exception as e:
@@ -146,7 +150,7 @@ def _line_of_a_worker(error: BaseException) -> str:
     return ""
 
 
-def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
+def _work(make_trainer: Callable[..., Any], settings: dict, stack: contextlib.ExitStack) -> None:
     log_filter.quiet_logs()
     logging.getLogger("ctl").setLevel(logging.INFO)
     values = flags.FLAGS
@@ -160,6 +164,10 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     if config.full_traceback:
         error_report.show_full_tracebacks()
     topology, platform_dirs = detection.read_topology(), directories.read_directories(config.model_dir)
+    if config.fast_dev_run:
+        explicit = stack.enter_context(fast_dev_run.temporary_run(explicit, topology))
+        config = config_lib.resolve_config(make_trainer, explicit)
+        platform_dirs = directories.Directories(config.model_dir)
     if platform_dirs.model_dir != config.model_dir:
         explicit, config = (c.with_settings(model_dir=platform_dirs.model_dir) for c in (explicit, config))
     parts = _parts(values, config, keywords, topology)
@@ -185,14 +193,10 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
     if "export" not in explicit.explicit_names:  # the default is not an error
         formats = _possible_formats(trainer, config, formats)
     if config.mode in ("train", "train_and_eval"):
-        trainer.train(steps, epochs=epochs, export=formats)
-        platform_hooks.hand_over(model_dir, platform_dirs, formats, is_chief=is_chief)
-        platform_hooks.let_evaluator_finish(task, model_dir, trainer._checkpoints, topology)
-        _leave(trainer)
-        return
-    if trainer.step == 0:
+        _train(trainer, config, (steps, epochs), formats, platform_dirs)
+    elif trainer.step == 0:
         raise UsageError(_no_checkpoint_message(config))
-    if config.mode == "eval":
+    elif config.mode == "eval":
         from ctl.training import evaluation
 
         evaluation.report_evaluation(trainer._prepare_trainer(), trainer._run_options, trainer.evaluate())
@@ -202,7 +206,30 @@ def _work(make_trainer: Callable[..., Any], settings: dict) -> None:
         for path in trainer.export(*formats):
             print(path)
         platform_hooks.hand_over(model_dir, platform_dirs, formats, is_chief=is_chief)
-    _leave(trainer)
+    _leave(trainer.topology, lambda: trainer._prepare_trainer().world)
+
+
+def _train(
+    trainer: "Trainer",
+    config: Config,
+    length: tuple[int | None, float | None],
+    formats: tuple[str, ...],
+    platform_dirs: directories.Directories,
+) -> None:
+    """Trains for a number of steps or epochs, exports, and lets the evaluator finish."""
+    from ctl.training import platform_hooks
+    from ctl.training.task import Task
+
+    steps, epochs = length
+    model_dir, is_chief = trainer.model_dir or "", trainer.topology.is_chief
+    result = trainer.train(steps, epochs=epochs, export=formats)
+    is_finished = not isinstance(result, Results) or result.end != RunEnd.TIME_LIMIT.value
+    if is_finished:  # else it was not exported
+        platform_hooks.hand_over(model_dir, platform_dirs, formats, is_chief=is_chief)
+    if config.fast_dev_run and is_chief:
+        logging.getLogger("ctl").info("%s", fast_dev_run.describe_success(result, formats))
+    manager, topology = trainer._checkpoints, detection.read_topology()
+    platform_hooks.let_evaluator_finish(Task.of(trainer), model_dir, manager, topology)
 
 
 def _possible_formats(trainer: "Trainer", config: Config, formats: tuple[str, ...]) -> tuple[str, ...]:
@@ -221,12 +248,12 @@ def _possible_formats(trainer: "Trainer", config: Config, formats: tuple[str, ..
     return possible_formats
 
 
-def _leave(trainer: "Trainer") -> None:
+def _leave(topology: Topology, world: Callable[[], "World"]) -> None:
     """Waits for all workers before the process ends."""
-    if trainer.topology.num_workers > 1:
+    if topology.num_workers > 1:
         from ctl.training.evaluation import leave_together
 
-        leave_together(trainer._prepare_trainer().world)
+        leave_together(world())
 
 
 def _check_mode(config: Config, formats: tuple[str, ...], topology: Topology) -> None:
@@ -341,45 +368,3 @@ def _compared(values: flags.FlagValues, config: Config) -> dict[str, Any]:
         for flag in of_module
     }
     return {n: v if isinstance(v, _PLAIN) else type(v).__name__ for n, v in value_by_flag.items()}
-
-
-def help_text(values: flags.FlagValues, program: str) -> str:
-    """Returns the text of --help: all flags in groups, each with its unit, default and choices."""
-    settings = set(config_lib.NAMES)
-    by_module = values.flags_by_module_dict()
-    main = by_module.get(sys.argv[0], []) + by_module.get(program, [])
-    groups: dict[str, list[str]] = {}
-    if model_flags := sorted({f.name for f in main if f.name not in settings}):
-        groups["Model"] = model_flags
-    groups |= config_lib.GROUPS
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    command = f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {program}"
-    lines = [f"usage: {command} [--name=value ...]", "", "Every flag has the form --name=value."]
-    for title, names in groups.items():
-        lines += ["", f"{title}:"]
-        for name in names:
-            flag = values[name]
-            lines.append(f"  --{name}={describe_default(flag)}")
-            lines.append(
-                textwrap.fill(description(flag), 96, initial_indent="      ", subsequent_indent="      ")
-            )
-    lines += ["", "--helpfull lists the flags of every library as well."]
-    return "\n".join(lines)
-
-
-def description(flag: flags.Flag) -> str:
-    """Returns the help of a flag, with its choices."""
-    choices = flag.parser.enum_values if isinstance(flag, flags.EnumFlag) else ()
-    help_line = " ".join((flag.help or "").split())
-    prefix = f"<{'|'.join(choices)}>: "
-    if choices and help_line.startswith(prefix):
-        help_line = help_line[len(prefix) :]
-    return f"{help_line} One of {', '.join(choices)}." if choices else help_line
-
-
-def describe_default(flag: flags.Flag) -> str:
-    """Returns the default of a flag in the syntax of the command line."""
-    value = flag.default
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return "" if value is None else str(value)

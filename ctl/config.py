@@ -56,6 +56,11 @@ class Config:
         "AIP_CHECKPOINT_DIR on Vertex AI; elsewhere no files are written.")
     train_steps: int = _field("number", 1000,
         "Total number of steps, including those before a resume. 0: until the data ends.")
+    max_secs: float = _field("real", 0.0,
+        "Time limit of the training (seconds). It then saves a checkpoint and exits with 0. 0: none.")
+    fast_dev_run: bool = _field("bool", False,
+        "Check the program with 2 steps, an evaluation of 2 batches, a checkpoint and an export, all in a "
+        "temporary directory, which is removed.")
     epochs: float = _field("real", 0.0,
         "Total number of passes over the training data, instead of --train_steps. 0: off.")
     global_batch_size: int = _field("positive", 128,
@@ -96,6 +101,10 @@ class Config:
         "Partitioner of variables on parameter servers: min_size:256K, max_shards:2 or fixed_shards:2. "
         "Empty: none.")
     # Loop
+    overfit_batches: int = _field("number", 0,
+        "Number of batches to train on repeatedly, to check that the model can learn them. 0: all data.")
+    max_eval_batches: int = _field("number", 0,
+        "Maximum number of batches of an evaluation. 0: all.")
     steps_per_loop: int | str = _field("steps", "auto",
         "Steps per graph call; auto (or 0) aims at half a second.")
     log_every_steps: int = _field("number", 100,
@@ -177,7 +186,7 @@ NAMES = tuple(FIELDS)
 _TITLE_BY_FIRST_SETTING = {
     "mode": "Task",
     "strategy": "Devices and processes",
-    "steps_per_loop": "Loop",
+    "overfit_batches": "Loop",
     "keep": "Output",
     "on_nonfinite": "Errors",
 }
@@ -191,7 +200,15 @@ CONSTRUCTOR_SETTINGS = (
     "seed",
 )  # common arguments of subclasses
 # not keywords of ctl.Trainer
-RUN_SETTINGS = ("mode", "train_steps", "epochs", "export", "report_hypertune", "full_traceback")
+RUN_SETTINGS = (
+    "mode",
+    "train_steps",
+    "epochs",
+    "export",
+    "report_hypertune",
+    "full_traceback",
+    "fast_dev_run",
+)
 
 
 def check_name(name: str, where: str) -> None:

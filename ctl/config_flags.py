@@ -1,10 +1,12 @@
-"""Flags of the settings in `ctl.Config`."""
+"""Flags of the settings in `ctl.Config`, and the text of --help."""
 
+import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
-from ctl.config import FIELDS
+from ctl.config import FIELDS, GROUPS
 
 
 class _CompileParser(flags.EnumParser):
@@ -44,3 +46,45 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         else:
             least = 1 if value_type == "positive" else 0
             flags.DEFINE_integer(name, default, text, lower_bound=least, **options)
+
+
+def help_text(values: flags.FlagValues, program: str) -> str:
+    """Returns the text of --help: all flags in groups, each with its unit, default and choices."""
+    settings = set(FIELDS)
+    by_module = values.flags_by_module_dict()
+    main = by_module.get(sys.argv[0], []) + by_module.get(program, [])
+    groups: dict[str, list[str]] = {}
+    if model_flags := sorted({f.name for f in main if f.name not in settings}):
+        groups["Model"] = model_flags
+    groups |= GROUPS
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    command = f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {program}"
+    lines = [f"usage: {command} [--name=value ...]", "", "Every flag has the form --name=value."]
+    for title, names in groups.items():
+        lines += ["", f"{title}:"]
+        for name in names:
+            flag = values[name]
+            lines.append(f"  --{name}={describe_default(flag)}")
+            lines.append(
+                textwrap.fill(description(flag), 96, initial_indent="      ", subsequent_indent="      ")
+            )
+    lines += ["", "--helpfull lists the flags of every library as well."]
+    return "\n".join(lines)
+
+
+def description(flag: flags.Flag) -> str:
+    """Returns the help of a flag, with its choices."""
+    choices = flag.parser.enum_values if isinstance(flag, flags.EnumFlag) else ()
+    help_line = " ".join((flag.help or "").split())
+    prefix = f"<{'|'.join(choices)}>: "
+    if choices and help_line.startswith(prefix):
+        help_line = help_line[len(prefix) :]
+    return f"{help_line} One of {', '.join(choices)}." if choices else help_line
+
+
+def describe_default(flag: flags.Flag) -> str:
+    """Returns the default of a flag in the syntax of the command line."""
+    value = flag.default
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value)

@@ -171,7 +171,7 @@ class Trainer(UserMethods):
 
     def train(
         self, steps: int | None = None, *, epochs: float | None = None, export: Sequence[str] = ()
-    ) -> dict[str, float]:
+    ) -> Results:
         """Trains until `steps` steps (or `epochs`) are complete, including the steps of resumed runs.
 
         Args:
@@ -179,7 +179,7 @@ class Trainer(UserMethods):
           epochs: Total number of passes over `train_data`. Must be whole if its length is unknown.
           export: Formats to export at the end, see `export`.
 
-        Returns the newest means of the training, and of the evaluation as "eval_<name>".
+        Returns the newest means of the training, of the evaluation as "eval_<name>", and the cause `end`.
         Raises UsageError before training starts, NonFiniteError if a gradient is NaN or infinite, and
         Stopped after a signal and a checkpoint.
 
@@ -196,7 +196,7 @@ class Trainer(UserMethods):
             lease.hold_lease(model_dir, lambda: prepared.checkpointing.saved_step) as held,
         ):
             request = RunRequest(steps, epochs, tuple(export), lambda formats: self.export(*formats), held)
-            return Results(training_run.train(prepared, self._run_options, request))
+            return training_run.train(prepared, self._run_options, request)
 
     def evaluate(self) -> dict[str, Any]:
         """Returns the means of `eval_step` over `eval_data`, equal on all workers, and array metrics."""

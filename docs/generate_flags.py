@@ -9,9 +9,8 @@ import textwrap
 from pathlib import Path
 
 from absl import flags
-from ctl.app import describe_default, description
 from ctl.config import GROUPS
-from ctl.config_flags import define_flags
+from ctl.config_flags import define_flags, describe_default, description
 
 PAGE = Path(__file__).with_name("flags.md")
 _INTRO = """\

@@ -22,7 +22,7 @@ FLOORS = [
     ["collectives"],
     ["distribute"],
     ["launch", "config"],
-    ["deploy", "callbacks", "config_flags"],
+    ["deploy", "callbacks", "config_flags", "fast_dev_run"],
     ["step", "data", "checkpoints", "metrics"],
     ["hvd", "profiling", "evaluator", "parameter_server"],
     ["training"],

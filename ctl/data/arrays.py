@@ -64,9 +64,15 @@ class ArrayData:
         """Returns the same examples without shuffling."""
         return self._copy(shuffle=False)
 
-    def _copy(self, *, shuffle: bool | None = None, functions: tuple | None = None) -> "ArrayData":
+    def first_examples(self, count: int) -> "ArrayData":
+        """Returns the first `count` examples without shuffling."""
+        return self._copy(tf.nest.map_structure(lambda a: a[:count], self._arrays), shuffle=False)
+
+    def _copy(
+        self, arrays: Any = None, *, shuffle: bool | None = None, functions: tuple | None = None
+    ) -> "ArrayData":
         return ArrayData(
-            self._arrays,
+            self._arrays if arrays is None else arrays,
             self.batch_size,
             seed=self._seed,
             epochs_apart=self.epochs_apart,

@@ -191,6 +191,7 @@ class RunEnd(enum.Enum):
     NO_STEPS_LEFT = "no steps left"  # all steps were complete before the run
     STOPPED = "stopped"  # by a callback or a hook
     SIGNAL = "stopped by a signal"
+    TIME_LIMIT = "stopped by the time limit"
     TRAINING_ENDED = "the training has ended"  # end of an evaluator
     FAILED = "failed"
 

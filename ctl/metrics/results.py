@@ -1,14 +1,23 @@
 """Dictionary of results with a short `repr`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 
 class Results(dict[str, Any]):
     """A dictionary with six digits per float in its `repr`.
 
-    >>> Results(loss=0.2244170904159546)
+    >>> Results({"loss": 0.2244170904159546})
     {'loss': 0.224417}
+
+    Attributes:
+      end: Cause of the end of the training, such as "done" or "stopped by the time limit". Empty for an
+        evaluation.
     """
+
+    def __init__(self, values: Mapping[str, Any], end: str = "") -> None:
+        super().__init__(values)
+        self.end = end
 
     def __repr__(self) -> str:
         return repr({name: _rounded(value) for name, value in self.items()})

@@ -3,8 +3,8 @@
     with signals.immediate_exit():            # ctl.run: while there is no state to save
         with signals.default_action():        # while TensorFlow connects the workers
             strategy = ...
-        with signals.Interruption() as received:   # the steps
-            if received.received: ...
+        with signals.Interruption() as interruption:   # the steps
+            if interruption.received is not None: ...
 
 When TensorFlow's multi-worker runtime starts its server, it installs a handler for SIGTERM that ignores the
 signal. The previous handlers are therefore installed again after the creation of the strategy.
@@ -23,12 +23,14 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ctl.io import exit_hook
 
 _EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143, signal.SIGUSR1: 143}
+TIME_LIMIT = 0  # in place of the number of a signal
 _COUNT_ONCE = (signal.SIGHUP, signal.SIGUSR1)  # never the second signal, which ends the process
 _SHOW_CURSOR = "\x1b[?25h"
 _REINSTALL_SECS = 0.002
@@ -36,20 +38,29 @@ _EXIT_SECS = 10.0  # timeout of the exit functions
 
 
 class Interruption:
-    """A context that records the first signal. Outside of the main thread it is a no-op.
+    """A context that records the first signal. Outside of the main thread it records no signals.
 
     Enter it after the creation of the strategy, because TensorFlow replaces handlers.
 
     >>> with Interruption() as interruption:
-    ...     if interruption.received: ...
+    ...     if interruption.received is not None: ...
 
-    Attributes:
-      received: Number of the first signal, or None.
+    Args:
+      max_secs: Time limit (seconds), from now on, that has the effect of a signal. 0: none.
     """
 
-    def __init__(self) -> None:
-        self.received: int | None = None
+    def __init__(self, max_secs: float = 0.0) -> None:
+        self._received: int | None = None
+        self._has_handled = False  # a signal to this process
+        self._deadline_secs = time.monotonic() + max_secs if max_secs else float("inf")
         self._previous: dict = {}
+
+    @property
+    def received(self) -> int | None:
+        """Number of the first signal, TIME_LIMIT if the time limit has passed, or None."""
+        if self._received is None and time.monotonic() >= self._deadline_secs:
+            return TIME_LIMIT
+        return self._received
 
     def __enter__(self) -> "Interruption":
         self._previous = _install(self._handle)
@@ -59,32 +70,38 @@ class Interruption:
         _restore(self._previous)
 
     def votes(self) -> list[float]:
-        """Returns [is_sigterm, is_interrupt] of the received signal (0 or 1), for a sum over workers."""
+        """Returns [is_sigterm, is_interrupt, is_time_limit] (0 or 1), for a sum over workers."""
+        received = self.received
         return [
-            float(self.received in (signal.SIGTERM, *_COUNT_ONCE)),
-            float(self.received == signal.SIGINT),
+            float(received in (signal.SIGTERM, *_COUNT_ONCE)),
+            float(received == signal.SIGINT),
+            float(received == TIME_LIMIT),
         ]
 
     def apply_votes(self, votes: Sequence[float]) -> bool:
-        """Sets `received` on every worker to the signal of any worker. SIGTERM has priority over Ctrl-C.
+        """Sets `received` on every worker to the signal of any worker.
+
+        SIGTERM has priority over Ctrl-C, and a signal over the time limit.
 
         Args:
           votes: Sums of `votes` over the workers.
 
         Returns:
-          True if a worker has received a signal.
+          True if a worker has received a signal, or the time limit has passed.
         """
-        num_sigterm, num_interrupt = votes
-        is_kept = self.received in _COUNT_ONCE and num_sigterm
+        num_sigterm, num_interrupt, num_time_limit = votes
+        is_kept = self._received in _COUNT_ONCE and num_sigterm
         if (num_sigterm or num_interrupt) and not is_kept:
-            self.received = int(signal.SIGTERM if num_sigterm else signal.SIGINT)
-        return bool(num_sigterm or num_interrupt)
+            self._received = int(signal.SIGTERM if num_sigterm else signal.SIGINT)
+        elif num_time_limit and not is_kept:
+            self._received = TIME_LIMIT
+        return bool(num_sigterm or num_interrupt or num_time_limit)
 
     def _handle(self, number: Any, frame: Any) -> None:
-        if self.received is None:
-            self.received = number
-            return
-        if number in _COUNT_ONCE:
+        if self._received is None:
+            self._received = number
+        is_repeated, self._has_handled = self._has_handled, True
+        if not is_repeated or number in _COUNT_ONCE:
             return
         _show_cursor()
         os._exit(_EXIT_CODES[signal.Signals(number)])

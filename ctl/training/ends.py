@@ -7,15 +7,20 @@ from ctl.training import error_translation
 from ctl.training.prepared import PreparedTrainer
 
 
-def precise_end(end: RunEnd, start: int, step: int, requested_steps: int | None) -> RunEnd:
-    """Returns the more precise cause of a loop that ended as DONE with fewer steps than requested, or none.
+def precise_end(
+    end: RunEnd, start: int, step: int, requested_steps: int | None, received: int | None = None
+) -> RunEnd:
+    """Returns the more precise cause of a loop that ended as SIGNAL, or as DONE with too few steps.
 
     Args:
       end: Cause for which the loop ended.
       start: Number of completed steps before the run.
       step: Number of completed steps after the run.
       requested_steps: Number of steps that the user requested, or None.
+      received: `Interruption.received` of the run.
     """
+    if end is RunEnd.SIGNAL and received == signals.TIME_LIMIT:
+        return RunEnd.TIME_LIMIT
     if end is not RunEnd.DONE:
         return end
     if requested_steps is not None and step < requested_steps:

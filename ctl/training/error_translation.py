@@ -75,7 +75,7 @@ def explained(
 
 
 def _explain_rows(text: str, batch_size: int, topology: Topology) -> str:
-    """Returns the explanation of a batch whose rows cannot be used, or an empty string."""
+    """Returns the explanation of an invalid number of rows in a batch, or an empty string."""
     if pipeline.TOO_MANY_ROWS in text:
         return (
             f"{pipeline.TOO_MANY_ROWS}, {batch_size}. Write dataset.batch(batch_size) with the batch_size "

@@ -200,7 +200,7 @@ def _agree(
     error: Exception | None,
 ) -> None:
     """Workers adopt the length of the chief. A signal or an error of one worker ends the evaluation."""
-    signal_votes = interruption.votes() if interruption else [0.0, 0.0]
+    signal_votes = interruption.votes() if interruption else [0.0, 0.0, 0.0]
     chooses_length = is_chief or agreement.num_workers == 1  # an evaluator is no chief
     vote = [float(length.proposed) if chooses_length else 0.0, float(error is not None), *signal_votes]
     steps, failed, *signal_votes = agreement.sum(vote)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ctl import config
-from ctl.data import pipeline, row_windows
+from ctl.data import limits, pipeline, row_windows
 from ctl.data.batches import Batches
 from ctl.data.parts import open_parts
 from ctl.errors import UsageError
@@ -51,7 +51,10 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
     settings, world, checkpointing = prepared.config, prepared.world, prepared.checkpointing
     progress, methods = checkpointing.progress, prepared.task.methods
     arguments: dict[str, Any] = {"global_batch_size": settings.global_batch_size, "seed": settings.seed}
-    parts = methods.get("train_data_fn")
+    parts, num_batches, repeats = methods.get("train_data_fn"), settings.overfit_batches, epochs is None
+    if parts is not None:
+        num_local_replicas = world.topology.num_local_replicas
+        parts = limits.first_batches_of_workers(parts, num_batches, num_local_replicas, repeats=repeats)
     if checkpointing.position is not None and (world.is_asynchronous or parts is not None):
         raise UsageError(
             "data_position is 'iterator', which saves one iterator of global batches; "
@@ -61,6 +64,8 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
     is_compiled = settings.jit_compile == "loop"
     if is_compiled and parts is not None:
         row_windows.raise_not_in_memory("a pipeline per worker (train_data_fn)")
+    if parts is None:
+        train_data = limits.first_batches(methods["train_data"], num_batches, "train_data", repeats=repeats)
     if world.is_asynchronous:
         if parts is not None:
             raise UsageError(
@@ -68,7 +73,7 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
                 "servers are asynchronous. Write train_data, with global batches."
             )
         return asynchronous.open_worker_data(
-            methods["train_data"],
+            train_data,
             world.strategy,
             start_examples=progress.examples,
             epochs=epochs,
@@ -86,7 +91,7 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
             **arguments,
         )
     return pipeline.open_train_data(
-        methods["train_data"],
+        train_data,
         world.strategy,
         world.topology,
         start_examples=progress.examples,
@@ -103,8 +108,9 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
 
 def open_eval_batches(prepared: PreparedTrainer) -> Batches:
     """Opens one pass over the evaluation data. The first call checks the data."""
+    eval_data, num_batches = prepared.task.methods["eval_data"], prepared.config.max_eval_batches
     batches = pipeline.open_eval_data(
-        prepared.task.methods["eval_data"],
+        limits.first_batches(eval_data, num_batches, "eval_data", repeats=False),
         prepared.world.local_strategy,
         prepared.world.topology,
         global_batch_size=prepared.config.global_batch_size,

@@ -85,7 +85,7 @@ class Vote(NamedTuple):
       wait: Number of steps until the next vote.
       log, evaluate, save, profile: 1 if the action is due by the clock or a request of the chief.
       stop: 1 if the worker requests the end of the run.
-      sigterm, interrupt: 1 if the worker has received the signal.
+      sigterm, interrupt, time_limit: 1 if the worker has received the signal, or its time limit has passed.
     """
 
     length: float = 0.0
@@ -97,6 +97,7 @@ class Vote(NamedTuple):
     stop: float = 0.0
     sigterm: float = 0.0
     interrupt: float = 0.0
+    time_limit: float = 0.0
 
     @property
     def due(self) -> Action:
@@ -162,7 +163,7 @@ class TrainLoop:
       batches: Training data.
       marks: Steps after which actions are due.
       agreement: Sums over workers.
-      is_chief: True for the worker whose clock decides which actions are due.
+      is_chief: True for the worker that reads the clock for actions with an interval in seconds.
       writers: Notified of the traced graph.
       observers: Observers of the graph calls.
       hooks: Functions to call after a graph call.
@@ -313,8 +314,8 @@ class TrainLoop:
             return stop, due | self._due_by_clock(), interruption.received is not None
         if step < self._agree_at and not due and self._hooks.after_loop is None:
             return stop, due, False
-        sigterm, interrupt = interruption.votes()
-        vote = Vote(stop=float(stop), sigterm=sigterm, interrupt=interrupt)
+        sigterm, interrupt, time_limit = interruption.votes()
+        vote = Vote(stop=float(stop), sigterm=sigterm, interrupt=interrupt, time_limit=time_limit)
         if self._is_chief:
             self._rate = self.interval.steps_per_sec() or self._rate
             by_clock = self._due_by_clock()
@@ -329,5 +330,5 @@ class TrainLoop:
         total = Vote(*self._observers.sum_over_workers(vote, self._agreement.sum))
         self._length.adopt(int(total.length))
         self._agree_at = step + max(1, int(total.wait))
-        signalled = interruption.apply_votes([total.sigterm, total.interrupt])
+        signalled = interruption.apply_votes([total.sigterm, total.interrupt, total.time_limit])
         return bool(total.stop), due | total.due, signalled

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ctl.distribute import exit_barrier
 from ctl.errors import UsageError
 from ctl.metrics.protocol import Ended, RunEnd, RunInfo, Saved, Started
+from ctl.metrics.results import Results
 from ctl.supervision import heartbeat, signals
 from ctl.supervision.lease import Lease
 from ctl.training import (
@@ -50,7 +51,7 @@ class RunRequest:
             self.lease.check()
 
 
-def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -> dict[str, float]:
+def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -> Results:
     """Implementation of `Trainer.train`."""
     run, info, resumed_from = _open(prepared, options, request)
     checkpointing, writers = prepared.checkpointing, run.writers
@@ -58,7 +59,7 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
     run_metadata.write_config(prepared, options)
     writers.note(Started(start, run.total, info, resumed_from, compiles=not run.graph_loop.has_run))
     outcome, error_name, paths = RunEnd.FAILED, "", list[str]()
-    interruption = signals.Interruption()
+    interruption = signals.Interruption(prepared.config.max_secs)
     stack = contextlib.ExitStack()
     stack.enter_context(prepared.activity.running(ActiveRun(writers, interruption, info)))
     checkpointing.start_run()
@@ -71,7 +72,7 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
         end = _train_steps(run, prepared, interruption, fence)
         if end is RunEnd.DATA_ENDED and prepared.step == start and not checkpointing.progress.examples:
             raise UsageError("train_data ended before its first batch; expected at least one.")
-        outcome = ends.precise_end(end, start, prepared.step, request.steps)
+        outcome = ends.precise_end(end, start, prepared.step, request.steps, interruption.received)
         if end is not RunEnd.SIGNAL and request.formats:
             if fence is not None:
                 fence()
@@ -93,10 +94,10 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
     if end is not RunEnd.SIGNAL:
         checkpointing.manager.succeeded(prepared.state)
     evaluation.leave_together(prepared.world)  # when the chief has closed its writers too
-    if end is RunEnd.SIGNAL and interruption.received is not None:
+    if outcome is RunEnd.SIGNAL and interruption.received is not None:
         can_resume = bool(prepared.config.model_dir)
         raise ends.stopped_error(prepared.step, interruption.received, can_resume=can_resume)
-    return result.values()
+    return Results(result.values(), end=outcome.value)
 
 
 def _train_steps(

@@ -1,0 +1,27 @@
+"""Runs that end at their time limit and continue with the same command."""
+
+import pytest
+from training import STEPS, assert_bit_identical, run, saved, trace
+
+pytestmark = pytest.mark.workers
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_that_ends_at_its_time_limit_has_exit_code_0_and_continues_exactly(
+    workers, tmp_path, unbroken
+):
+    model_dir = tmp_path / "run"
+    result = run(model_dir, "--max_secs=2", "--export=keras", workers=workers, PAUSE_SECS="0.5")
+    assert result.code == 0, result.output[-2000:]
+    last_step = max(trace(model_dir))
+    assert f"stopped by the time limit at step {last_step}" in result.output
+    assert 0 < last_step < STEPS and saved(model_dir)[-1] == last_step
+    assert not (model_dir / "export").exists()
+    assert run(model_dir, "--max_secs=600", workers=workers).code == 0
+    assert_bit_identical(model_dir, unbroken(workers))
+
+
+def test_a_run_that_ends_before_its_time_limit_is_exported(tmp_path):
+    result = run(tmp_path / "run", "--max_secs=600", "--export=keras")
+    assert result.code == 0 and f"done at step {STEPS}" in result.output
+    assert (tmp_path / "run" / "export").exists()
