@@ -116,6 +116,9 @@ class Config:
     evaluate_ema: bool = _field("bool", True,
         "Use the moving averages of the weights for evaluation, prediction and export if the optimizer has "
         "them (use_ema=True).")
+    precision: str = _field(
+        "choice", ("auto", "float32", "mixed_bfloat16", "mixed_float16", "bfloat16"),
+        "Dtype policy of the layers that build() creates; auto: that of the program.")
     jit_compile: str | bool = _field("compile", ("off", "step", "loop"),
         "Compilation by XLA: off; forward and backward pass of a step (also --jit_compile alone); or loop, "
         "all steps of a graph call as one program, on one replica with data of ctl.from_arrays.")

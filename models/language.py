@@ -28,7 +28,6 @@ FLAGS = (
     flags.DEFINE_float("clip_norm", 1.0, "Largest global gradient norm. 0: no clipping."),
     flags.DEFINE_integer("accumulate_steps", 1, "Parts into which a batch is split, to save memory."),
     flags.DEFINE_float("ema", 0.99, "Decay of the moving average of the weights. 0: off."),
-    flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Compute dtype of the layers."),
     flags.DEFINE_multi_string("prompt", ["The whale", "I "], "Prompt to continue; may be repeated."),
     flags.DEFINE_integer("length", 200, "Number of bytes to generate.", lower_bound=1),
     flags.DEFINE_float(
@@ -46,7 +45,7 @@ class Language(ctl.Trainer):
     def __init__(
         self, config=None, *, data="shipped", context=96, layers=3, width=96, heads=4, dropout=0.0,
         learning_rate=3e-3, warmup_steps=100, decay_steps=0, weight_decay=0.1, clip_norm=1.0,
-        accumulate_steps=1, ema=0.99, dtype="float32", prompt=("The whale", "I "), length=200,
+        accumulate_steps=1, ema=0.99, prompt=("The whale", "I "), length=200,
         temperature=0.7, show_every_steps=200, **options,
     ):  # fmt: skip
         super().__init__(config, **options)
@@ -56,7 +55,6 @@ class Language(ctl.Trainer):
             raise ctl.UsageError(f"--ema is {ema}; expected 0 (off), or a number below 1 like 0.99.")
         self.context, self.layers, self.width, self.heads = context, layers, width, heads
         self.dropout = dropout
-        self.dtype_policy = "mixed_bfloat16" if dtype == "bfloat16" else "float32"
         self.learning_rate, self.warmup_steps, self.decay_steps = learning_rate, warmup_steps, decay_steps
         self.weight_decay, self.ema = weight_decay, ema
         self.prompts, self.length, self.temperature = tuple(prompt), length, temperature
@@ -67,7 +65,7 @@ class Language(ctl.Trainer):
     def build(self):
         """Creates the transformer and the optimizer."""
         self.model = transformer.build_transformer(
-            self.context, self.layers, self.width, self.heads, self.dropout, self.dtype_policy
+            self.context, self.layers, self.width, self.heads, self.dropout
         )
         decay_steps = self.decay_steps or self.config.train_steps
         learning_rate = keras.optimizers.schedules.CosineDecay(
@@ -127,6 +125,7 @@ class Language(ctl.Trainer):
 
     def signatures(self):
         """Returns the function that the SavedModel serves."""
+
         @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="prompts")])
         def generate(prompts):
             return {"texts": self.generate(prompts, self.length, self.temperature)}

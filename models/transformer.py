@@ -37,18 +37,15 @@ class Block(layers.Layer):
         return {**super().get_config(), **self.settings}
 
 
-def build_transformer(context, num_layers, width, heads, dropout, policy):
-    """Returns a model from token ids, int32 `[b, context]`, to logits, float32 `[b, context, 256]`.
-
-    `policy` is the Keras dtype policy of all layers except the last one.
-    """
+def build_transformer(context, num_layers, width, heads, dropout):
+    """Returns a model from token ids, int32 `[b, context]`, to logits, float32 `[b, context, 256]`."""
     token_ids = keras.Input((context,), dtype="int32")
-    token_embeddings = layers.Embedding(VOCABULARY, width, dtype=policy)(token_ids)
-    position_embeddings = layers.Embedding(context, width, dtype=policy)(tf.range(context)[None])
+    token_embeddings = layers.Embedding(VOCABULARY, width)(token_ids)
+    position_embeddings = layers.Embedding(context, width)(tf.range(context)[None])
     x = token_embeddings + position_embeddings
     for _ in range(num_layers):
-        x = Block(width, heads, dropout, dtype=policy)(x)
-    x = layers.LayerNormalization(dtype=policy)(x)
+        x = Block(width, heads, dropout)(x)
+    x = layers.LayerNormalization()(x)
     return keras.Model(token_ids, layers.Dense(VOCABULARY, dtype="float32")(x))
 
 

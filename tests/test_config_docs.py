@@ -30,6 +30,7 @@ def test_the_names_of_the_flags_are_frozen():
         "mode", "export", "full_traceback", "on_nonfinite", "step_timeout_secs", "startup_timeout_secs",
         "allow_config_change", "background_save", "init_from", "report_hypertune",
         "data_position", "evaluate_ema", "profile", "sync_every", "outer_learning_rate", "outer_momentum",
+        "max_secs", "fast_dev_run", "overfit_batches", "max_eval_batches", "precision",
     ]  # fmt: skip
     mine = {f.name for f in defined().flags_by_module_dict()["ctl.app"]}
     assert mine == set(promised), "a flag is a promise; a new one needs a note in docs/decisions"

@@ -131,7 +131,8 @@ def test_text_is_shown_predicted_and_served(tmp_path):
 
 
 def test_layers_compute_in_bfloat16_and_weights_stay_float32():
-    trainer = Language(strategy="default", global_batch_size=8, writers=[], dtype="bfloat16", **SMALL)
+    options = {"strategy": "default", "global_batch_size": 8, "precision": "mixed_bfloat16"}
+    trainer = Language(writers=[], **options, **SMALL)
     trainer.train(2)
     block = next(layer for layer in trainer.model.layers if type(layer).__name__ == "Block")
     assert block.compute_dtype == "bfloat16" and block.expand.kernel.dtype == "float32"

@@ -19,7 +19,7 @@ WITHOUT_SUM = "without_sum"  # attribute of an `apply` that sums: the `apply` of
 
 def scale_of(optimizer: Any) -> Any:
     """Returns the loss scale `[]` float32 of an optimizer, or None."""
-    if not _scales(optimizer):
+    if not scales_loss(optimizer):
         return None
     if is_keras3(optimizer):
         return tf.cast(optimizer.scale_loss(tf.constant(1.0)), tf.float32)
@@ -31,7 +31,8 @@ def skips_what_is_not_finite(optimizer: Any) -> bool:
     return type(optimizer).__name__.startswith("LossScaleOptimizer")
 
 
-def _scales(optimizer: Any) -> bool:
+def scales_loss(optimizer: Any) -> bool:
+    """Returns True for an optimizer that multiplies the loss by a factor."""
     factor = is_keras3(optimizer) and getattr(optimizer, "loss_scale_factor", None) is not None
     return skips_what_is_not_finite(optimizer) or factor
 

@@ -23,7 +23,7 @@ from ctl.distribute.keras_objects import layers_of, unwrap
 from ctl.distribute.strategy_kind import StrategyKind
 from ctl.distribute.world import World
 from ctl.profiling import profile_report, trace_window
-from ctl.step import keras_metrics, randomness
+from ctl.step import keras_metrics, precision, randomness
 from ctl.step.reducers.reducer import ReducerInputs
 from ctl.step.reducers.registry import create_reducer
 from ctl.step.step_times import StepTimes
@@ -111,8 +111,12 @@ def _before_build(
 
 def _build(trainer: Any, world: World) -> Sequence[Callback]:
     """Calls `build` and checks the created objects. Returns the callbacks of the trainer."""
-    with strategies.scope(world.strategy):
+    precision_name = str(trainer.config.precision)
+    with strategies.scope(world.strategy), precision.default_policy(precision_name):
         trainer.build()
+        scaled_optimizers = precision.scaled_optimizers(Task.of(trainer).optimizers, precision_name)
+        for name, optimizer in scaled_optimizers.items():
+            setattr(trainer, name, optimizer)
         if "on_nonfinite" in trainer.config.explicit_names:  # `build` may have made its own Gradients
             policy = trainer.config.on_nonfinite
             trainer.gradients = dataclasses.replace(trainer.gradients, on_nonfinite=policy)
@@ -123,6 +127,8 @@ def _build(trainer: Any, world: World) -> Sequence[Callback]:
         callbacks = as_callbacks(trainer.callbacks)
         if world.kind is StrategyKind.CENTRAL_STORAGE:
             keras_metrics.count_outside_replicas(task.metrics)
+    if world.topology.is_chief:
+        precision.log_exceptions(task.models, precision_name)
     if world.topology.num_replicas > 1:
         randomness.differ_by_replica(task.owners)
     return callbacks

@@ -102,6 +102,7 @@ def configuration(prepared: PreparedTrainer, options: RunOptions) -> dict[str, A
         "replicas": topology.num_replicas,
         "global_batch_size": settings.global_batch_size,
         "seed": settings.seed,
+        **({} if settings.precision == "auto" else {"precision": settings.precision}),
         "steps_per_loop": intervals.steps_per_loop,
         "log_every": str(intervals.log),
         "evaluate_every": str(intervals.evaluate),
