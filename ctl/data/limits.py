@@ -14,7 +14,7 @@ from ctl.data.arrays import ArrayData, ExampleNumbers
 def first_batches(
     make_data: Callable[[int], Any], num_batches: int, name: str, *, repeats: bool
 ) -> Callable[[int], Any]:
-    """Returns a function like `make_data` whose data end after the first batches.
+    """Returns a function like `make_data` for the first batches of its data.
 
     Training on a few batches shows whether a model can learn them. Their examples are kept in memory and
     have the same order in every epoch.
@@ -45,11 +45,11 @@ def first_batches_of_workers(
     *,
     repeats: bool,
 ) -> Callable[[tf.distribute.InputContext], Any]:
-    """Returns a function like `train_data_fn` whose data end after the batches of the first steps.
+    """Returns a function like `train_data_fn` for the batches of the first steps.
 
     Args:
       train_data_fn: The user's function (input context) -> dataset of replica batches.
-      num_batches: Number of steps whose batches are used. 0: all.
+      num_batches: Number of steps. 0: all.
       num_local_replicas: Number of replicas of this worker, which consume one batch each per step.
       repeats: True to repeat the batches without end.
     """

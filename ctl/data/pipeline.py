@@ -185,6 +185,7 @@ def open_eval_data(
     *,
     global_batch_size: int,
     is_checked: bool = False,
+    name: str = "eval_data",
 ) -> Batches:
     """Opens `eval_data` for one pass, in which every example occurs once for any number of workers.
 
@@ -197,19 +198,20 @@ def open_eval_data(
       topology: Topology of the job.
       global_batch_size: Argument of `eval_data`. Batches may have any number of rows.
       is_checked: True to omit the checks that read the whole pipeline.
+      name: Name of the data for messages.
 
     Raises:
       UsageError: The data are not batches, or are endless.
     """
-    with input_errors.explain_missing_files("eval_data"):
-        source = as_source(eval_data(global_batch_size), "eval_data", global_batch_size, shuffle=False)
+    with input_errors.explain_missing_files(name):
+        source = as_source(eval_data(global_batch_size), name, global_batch_size, shuffle=False)
     if isinstance(source, ArrayData):
         return _open_arrays(source.in_order(), strategy, topology, 0, 0, 1, False)
-    dataset_checks.check_dataset(source, "eval_data", None, None if is_checked else topology)
+    dataset_checks.check_dataset(source, name, None, None if is_checked else topology)
     if source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
-            "eval_data is endless; expected one pass over the examples. Remove repeat(), or write "
-            "eval_data(...).take(n)."
+            f"{name} is endless; expected one pass over the examples. Remove repeat(), or write "
+            "take(n), or set --max_eval_batches."
         )
     count = None if sharding.is_by_tensorflow(source, topology) else dataset_checks.cardinality(source)
     checked = rows_checked(source, None, num_replicas=topology.num_replicas)

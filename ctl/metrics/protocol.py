@@ -182,6 +182,17 @@ class Saved:
     path: str
 
 
+@dataclass(frozen=True)
+class EvaluationSets:
+    """Names of the evaluation sets whose metrics the next call of `write` contains, as "clean/loss".
+
+    Attributes:
+      names: Names such as "clean". Empty if `eval_data` returns a single set.
+    """
+
+    names: tuple[str, ...]
+
+
 class RunEnd(enum.Enum):
     """Causes for the end of a run."""
 
@@ -233,7 +244,7 @@ class Ended:
 
 
 Shown = TextLogged | HistogramLogged | ImageLogged | AudioLogged | CurveLogged | SharesLogged
-Event = Started | Traced | Progressed | Shown | Saved | Ended
+Event = Started | Traced | Progressed | Shown | Saved | EvaluationSets | Ended
 
 
 class MetricWriter:

@@ -12,11 +12,11 @@ from typing import Any, get_args
 
 from ctl.io import paths
 from ctl.metrics.event_files import import_file_system
-from ctl.metrics.protocol import Ended, Event, MetricWriter, Saved, Shown, Started, Traced
+from ctl.metrics.protocol import Ended, EvaluationSets, Event, MetricWriter, Saved, Shown, Started, Traced
 from ctl.metrics.publishing import EVERY_SECS
 from ctl.metrics.tensorboard_log import TensorBoardLog
 
-_HANDLED_EVENTS = (Started, Traced, Saved, Ended, *get_args(Shown))
+_HANDLED_EVENTS = (Started, Traced, Saved, EvaluationSets, Ended, *get_args(Shown))
 _STOP = object()
 _LOCAL_FLUSH_SECS = 2.0
 _CLOSE_RETRY_SECS = 5.0  # duration of retries if the disk fails at the end
@@ -242,6 +242,8 @@ def _apply(log: TensorBoardLog, item: tuple[Any, ...]) -> None:
         log.show(event, wall_time)
     elif isinstance(event, Ended):
         log.end(event, wall_time)
+    elif isinstance(event, EvaluationSets):
+        log.separate_sets(event.names)
     elif not isinstance(event, Saved):
         step, (values, run) = event, metrics
         log.scalars(wall_time, step, values, run)

@@ -14,7 +14,7 @@ reads only one of them. TensorBoard keeps the first session that it reads in a r
 separate files, which a restarted run removes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ctl.io import paths
 from ctl.metrics.event_files import EventFolder
@@ -64,10 +64,28 @@ class TensorBoardLog:
         self._session: EventFolder | None = None
         self._has_graph = False
         self._started_runs: set[str] = set()
+        self._set_names: tuple[str, ...] = ()
         self._tags: dict[str, set[str]] = {}  # tags in the layout of each run
 
+    def separate_sets(self, names: Sequence[str]) -> None:
+        """Writes metrics of these evaluation sets, such as "clean/loss", as runs of their own."""
+        self._set_names = tuple(names)
+
     def scalars(self, wall_time: float, step: int, values: Mapping[str, float], run: str) -> None:
-        """Writes one event with all values to the files of `run`."""
+        """Writes one event with all values to the files of `run`, or one to the files of each set."""
+        values_by_run: dict[str, dict[str, float]] = {}
+        for name, value in values.items():
+            run_of_set, tag = self._split(run, name)
+            values_by_run.setdefault(run_of_set, {})[tag] = value
+        for run_of_set, values_of_run in values_by_run.items():
+            self._scalars_of_run(wall_time, step, values_of_run, run_of_set)
+
+    def _split(self, run: str, name: str) -> tuple[str, str]:
+        """Returns the run and the tag of a metric: ("eval/clean", "loss") for "clean/loss" of that set."""
+        set_name, _, tag = name.partition("/")
+        return (f"{run}/{set_name}", tag) if run == "eval" and set_name in self._set_names else (run, name)
+
+    def _scalars_of_run(self, wall_time: float, step: int, values: Mapping[str, float], run: str) -> None:
         self._begin_run(run, wall_time)
         tags = self._tags.setdefault(run, set())
         if not tags >= values.keys():
@@ -81,25 +99,26 @@ class TensorBoardLog:
             values = {f"{event.name}/{part}": share for part, share in event.shares.items()}
             self.scalars(wall_time, event.step, values, event.run)
             return
-        self._begin_run(event.run, wall_time)
+        run, tag = self._split(event.run, event.name)
+        self._begin_run(run, wall_time)
         if isinstance(event, TextLogged):
-            summary = text_summary(event.name, event.text)
+            summary = text_summary(tag, event.text)
         elif isinstance(event, HistogramLogged):
-            summary = histogram_summary(event.name, event.edges, event.counts)
+            summary = histogram_summary(tag, event.edges, event.counts)
         elif isinstance(event, ImageLogged):
-            summary = image_summary(event.name, event.png, event.width, event.height)
+            summary = image_summary(tag, event.png, event.width, event.height)
         elif isinstance(event, AudioLogged):
-            summary = audio_summary(event.name, event.wav)
+            summary = audio_summary(tag, event.wav)
         else:
-            summary = curve_summary(event.name, event.table)
-        self._folder(event.run).add(wall_time, event.step, summary=summary)
+            summary = curve_summary(tag, event.table)
+        self._folder(run).add(wall_time, event.step, summary=summary)
 
     def start(self, event: Started, wall_time: float) -> None:
         """Hides the points of an earlier attempt after `event.step`, and writes the text cards again."""
         self.close()
         self._started, self._session, self._has_graph = event, None, False
         self._started_runs, self._tags = set(), {}
-        for run in ("train", "eval"):
+        for run in ("train", "eval", *self._runs_of_sets()):
             for path in self._folder(run).files():
                 if path.name.endswith(_SESSION_SUFFIX):
                     path.unlink(missing_ok=True)
@@ -110,6 +129,12 @@ class TensorBoardLog:
             cards[CONFIGURATION_TAG] = configuration_card(event.info.config, event.resumed_from)
         for tag, markdown in cards.items():
             self._folder("train").add(wall_time, event.step, summary=text_summary(tag, markdown))
+
+    def _runs_of_sets(self) -> list[str]:
+        """Returns the runs that earlier attempts wrote for evaluation sets."""
+        folder = self._logs_dir / "eval"
+        names = [entry.name for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
+        return [f"eval/{name}" for name in sorted(names)]
 
     def trace(self, event: Traced, wall_time: float) -> None:
         """Writes the first graph of this run. TensorBoard shows the newest graph."""
@@ -158,8 +183,8 @@ class TensorBoardLog:
         """Writes a session log before the first event of a run after each start."""
         if self._started is None or run in self._started_runs:
             return
-        if run == "eval" and self._session is None:
-            self._begin_session(run, wall_time)
+        if run.partition("/")[0] == "eval" and self._session is None:
+            self._begin_session("eval", wall_time)
         for _ in range(2):  # TensorBoard ignores the first session log of a run, and evaluators write none
             restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._folder(run).add(wall_time, self._started.step + 1, session_log=restart)

@@ -1,7 +1,7 @@
 """The current run of a trainer, for methods that users call in hooks."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ctl.metrics.group import WriterGroup
@@ -50,6 +50,7 @@ class Activity:
       batch_size_check: Warning about small batches.
       has_profiled: True if `ctl profile` has reported.
       has_checked_eval_data: True if the evaluation data was opened and checked.
+      eval_set_names: Names of the evaluation sets. Empty for a single set without a name.
     """
 
     def __init__(self, *, rows_may_vary: bool) -> None:
@@ -58,6 +59,7 @@ class Activity:
         self.batch_size_check = BatchSizeCheck(is_disabled=rows_may_vary)
         self.has_profiled = False
         self.has_checked_eval_data = False
+        self.eval_set_names: tuple[str, ...] = ()
 
     @contextlib.contextmanager
     def running(self, run: ActiveRun) -> Iterator[None]:
@@ -82,6 +84,7 @@ class Activity:
         """Records that `ctl profile` has reported."""
         self.has_profiled = True
 
-    def record_eval_data(self) -> None:
-        """Records that the evaluation data was opened and checked."""
+    def record_eval_data(self, set_names: Iterable[str]) -> None:
+        """Records that the evaluation data was opened and checked, and the names of its sets."""
         self.has_checked_eval_data = True
+        self.eval_set_names = tuple(name for name in set_names if name)

@@ -5,21 +5,24 @@ error on one worker ends it on all workers at the same batch.
 """
 
 import contextlib
+import json
 import time
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from ctl.data import input_errors
 from ctl.data.batches import Batches
+from ctl.data.eval_sets import UNNAMED, metric_name
 from ctl.distribute import exit_barrier
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.metrics.figures import array_event
-from ctl.metrics.protocol import Ended, RunEnd
+from ctl.metrics.protocol import Ended, EvaluationSets, RunEnd
 from ctl.step import keras_metrics
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Interruption
@@ -66,25 +69,24 @@ def evaluate_trainer(
 
 
 def _evaluate(prepared: PreparedTrainer, options: RunOptions, applies_decisions: bool) -> EvaluationResult:
-    task, activity, all_reduce = prepared.task, prepared.activity, prepared.world.host_all_reduce
-    loop = prepared.programs.eval_loop()
-    with _together(all_reduce):
-        batches = input_pipeline.open_eval_batches(prepared)
+    task, activity, step = prepared.task, prepared.activity, prepared.step
+    means, arrays = dict[str, float](), dict[str, np.ndarray]()
+    with _together(prepared.world.host_all_reduce):
+        openers = input_pipeline.eval_set_openers(prepared)
+    _check_equal_sets(prepared.world, list(openers))
     with task.moving_averages.in_place(), keras_metrics.SetAside(task.metrics):
-        is_chief = prepared.world.is_chief
-        packed, ran = _run(loop, batches, all_reduce, is_chief=is_chief, interruption=activity.interruption)
-        if not ran:
-            raise UsageError("eval_data ended before its first batch; expected at least one.")
-        packed = all_reduce.sum(loop.totals.broadcast(packed).ravel())
-        means = loop.totals.means(packed.reshape(-1, 2))
-        numbers, arrays = keras_metrics.metric_results(loop.totals.metrics)
-        means |= numbers
-        step = prepared.step
+        for set_name, open_batches in openers.items():
+            keras_metrics.reset(task.metrics)
+            result = _evaluate_set(prepared, set_name, open_batches)
+            means |= {metric_name(set_name, name): value for name, value in result.means.items()}
+            arrays |= {metric_name(set_name, name): array for name, array in result.arrays.items()}
+        activity.record_eval_data(openers)
         if activity.writers:
+            activity.writers.note(EvaluationSets(activity.eval_set_names))
             activity.writers.write(step, means, "eval")
             for name, array in arrays.items():
                 activity.writers.note(array_event(step, name, array, "eval"))
-        arguments = step, dict(means), dict(loop.totals.metrics)
+        arguments = step, dict(means), dict(prepared.programs.eval_loop().totals.metrics)
         prepared.callbacks.notify("after_evaluation", step, *arguments, applies_decisions=applies_decisions)
     validation.check_best_metric(prepared.checkpointing.manager, means)
     validation.check_reported_metric(options.extra_writers, means)
@@ -92,6 +94,35 @@ def _evaluate(prepared: PreparedTrainer, options: RunOptions, applies_decisions:
         prepared.callbacks.raise_failure()
         leave_together(prepared.world)
     return EvaluationResult(means, arrays)
+
+
+def _evaluate_set(
+    prepared: PreparedTrainer, name: str, open_batches: Callable[[], Batches]
+) -> EvaluationResult:
+    """Evaluates one set."""
+    all_reduce, loop = prepared.world.host_all_reduce, prepared.programs.eval_loop()
+    with _together(all_reduce):
+        batches = open_batches()
+    interruption, is_chief = prepared.activity.interruption, prepared.world.is_chief
+    packed, ran = _run(loop, batches, all_reduce, is_chief=is_chief, interruption=interruption)
+    if not ran:
+        source = "eval_data" if name == UNNAMED else f"eval_data[{name!r}]"
+        raise UsageError(f"{source} ended before its first batch; expected at least one.")
+    packed = all_reduce.sum(loop.totals.broadcast(packed).ravel())
+    means = loop.totals.means(packed.reshape(-1, 2))
+    numbers, arrays = keras_metrics.metric_results(loop.totals.metrics)
+    return EvaluationResult({**means, **numbers}, arrays)
+
+
+def _check_equal_sets(world: World, names: list[str]) -> None:
+    """Raises UsageError, on all workers, if their evaluation sets differ in name or order."""
+    checksum = float(zlib.crc32(json.dumps(names).encode()))
+    total, count = world.host_all_reduce.sum([checksum])[0], world.host_all_reduce.num_workers
+    if abs(total - count * checksum) > 0.5:
+        raise UsageError(
+            f"eval_data returned the evaluation sets {', '.join(names) or 'none'} on this worker and "
+            "others on another one; expected the same sets in the same order."
+        )
 
 
 def is_due(task: Task, options: RunOptions) -> bool:
@@ -103,12 +134,18 @@ def check_evaluation(prepared: PreparedTrainer, options: RunOptions) -> None:
     """Opens the data and traces the step, so that their errors are raised before training."""
     if not is_due(prepared.task, options):
         return
-    batches = input_pipeline.open_eval_batches(prepared)
+    batches_by_set = {name: open_() for name, open_ in input_pipeline.eval_set_openers(prepared).items()}
+    prepared.activity.record_eval_data(batches_by_set)
     has_peers = prepared.world.topology.num_workers > 1
     manager, monitored = prepared.checkpointing.manager, prepared.callbacks.monitored
     if not has_peers and not validation.names_matter(options, manager, monitored):
         return
-    names = prepared.programs.eval_loop().names(batches)
+    loop = prepared.programs.eval_loop()
+    names = [
+        metric_name(set_name, name)
+        for set_name, batches in batches_by_set.items()
+        for name in loop.names(batches)
+    ]
     validation.check_metric_names(names, options, manager, monitored)
 
 
@@ -116,6 +153,7 @@ def report_evaluation(prepared: PreparedTrainer, options: RunOptions, means: Map
     """Writes the results of an evaluation outside a run to the metric writers."""
     model_dir = prepared.config.model_dir
     writers = writers_of_run(model_dir, options, is_chief=prepared.world.is_chief)
+    writers.note(EvaluationSets(prepared.activity.eval_set_names))
     writers.write(prepared.step, means, "eval")
     writers.note(Ended(prepared.step, RunEnd.DONE, {**means, "model_dir": model_dir or None}))
 

@@ -1,9 +1,10 @@
 """Training and evaluation data of a trainer, opened at its position."""
 
+from collections.abc import Callable
 from typing import Any
 
 from ctl import config
-from ctl.data import limits, pipeline, row_windows
+from ctl.data import eval_sets, limits, pipeline, row_windows
 from ctl.data.batches import Batches
 from ctl.data.parts import open_parts
 from ctl.errors import UsageError
@@ -106,15 +107,23 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
     )
 
 
-def open_eval_batches(prepared: PreparedTrainer) -> Batches:
-    """Opens one pass over the evaluation data. The first call checks the data."""
-    eval_data, num_batches = prepared.task.methods["eval_data"], prepared.config.max_eval_batches
-    batches = pipeline.open_eval_data(
-        limits.first_batches(eval_data, num_batches, "eval_data", repeats=False),
-        prepared.world.local_strategy,
-        prepared.world.topology,
-        global_batch_size=prepared.config.global_batch_size,
-        is_checked=prepared.activity.has_checked_eval_data,
-    )
-    prepared.activity.record_eval_data()
-    return batches
+def eval_set_openers(prepared: PreparedTrainer) -> dict[str, Callable[[], Batches]]:
+    """Calls `eval_data`. Returns a function for each evaluation set, which opens one pass over it.
+
+    The data are checked unless an earlier call of `Activity.record_eval_data` has recorded the checks.
+    """
+    config, world = prepared.config, prepared.world
+
+    def opener(name: str, eval_data: Callable[[int], Any]) -> Callable[[], Batches]:
+        source = f"eval_data[{name!r}]" if name else "eval_data"
+        return lambda: pipeline.open_eval_data(
+            limits.first_batches(eval_data, config.max_eval_batches, source, repeats=False),
+            world.local_strategy,
+            world.topology,
+            global_batch_size=config.global_batch_size,
+            is_checked=prepared.activity.has_checked_eval_data,
+            name=source,
+        )
+
+    sets = eval_sets.split_sets(prepared.task.methods["eval_data"], config.global_batch_size)
+    return {name: opener(name, eval_data) for name, eval_data in sets.items()}

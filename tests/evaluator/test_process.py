@@ -203,7 +203,7 @@ def test_a_signal_to_the_evaluator_is_its_exit_code(tmp_path, as_evaluator, monk
 
     class Received(following.signals.Interruption):
         def __enter__(self):
-            self.received = 15
+            self._handle(15, None)
             return self
 
     monkeypatch.setattr(following.signals, "Interruption", Received)

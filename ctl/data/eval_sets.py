@@ -1,0 +1,53 @@
+"""Several evaluation sets, if `eval_data` returns `{"clean": dataset, "noisy": dataset}`."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+from ctl.data import input_errors
+from ctl.data.arrays import ArrayData
+from ctl.errors import UsageError
+
+UNNAMED = ""  # name of the only set of an `eval_data` that returns no dictionary of sets
+_NAME = re.compile(r"[\w.\-]+")
+
+
+def split_sets(eval_data: Callable[[int], Any], global_batch_size: int) -> dict[str, Callable[[int], Any]]:
+    """Calls `eval_data`, and returns a function like it for each evaluation set, by name.
+
+    A dictionary of arrays is a single set, with dictionaries as batches. A dictionary of datasets, or of
+    results of `ctl.from_arrays`, is a set for each key.
+
+    Args:
+      eval_data: The user's function (global batch size) -> data.
+      global_batch_size: Argument of `eval_data`.
+
+    Raises:
+      UsageError: If a name of a set cannot be the name of a directory, or some values are no datasets.
+    """
+    with input_errors.explain_missing_files("eval_data"):
+        data = eval_data(global_batch_size)
+    if not isinstance(data, Mapping):
+        return {UNNAMED: lambda _: data}
+    is_dataset = {name: isinstance(part, (tf.data.Dataset, ArrayData)) for name, part in data.items()}
+    if not any(is_dataset.values()):
+        return {UNNAMED: lambda _: data}
+    if not all(is_dataset.values()):
+        invalid_names = ", ".join(str(name) for name, value in is_dataset.items() if not value)
+        raise UsageError(
+            f"eval_data returned a dictionary in which {invalid_names} is no dataset; expected a dataset or "
+            "ctl.from_arrays(...) for each evaluation set."
+        )
+    invalid = [name for name in data if not (isinstance(name, str) and _NAME.fullmatch(name))]
+    if invalid:
+        raise UsageError(
+            f"eval_data returned an evaluation set with the name {invalid[0]!r}; expected letters, digits, "
+            "'_', '-' and '.', because it is the name of a run in TensorBoard."
+        )
+    return {name: lambda _, part=part: part for name, part in data.items()}  # type: ignore[misc]
+
+
+def metric_name(set_name: str, name: str) -> str:
+    """Returns the name of a metric of a set, such as "clean/loss"."""
+    return name if set_name == UNNAMED else f"{set_name}/{name}"
