@@ -36,8 +36,8 @@ def split_sets(eval_data: Callable[[int], Any], global_batch_size: int) -> dict[
     if not all(is_dataset.values()):
         invalid_names = ", ".join(str(name) for name, value in is_dataset.items() if not value)
         raise UsageError(
-            f"eval_data returned a dictionary in which {invalid_names} is no dataset; expected a dataset or "
-            "ctl.from_arrays(...) for each evaluation set."
+            f"eval_data returned a dictionary in which {invalid_names} is no dataset; expected a dataset "
+            "or ctl.from_arrays(...) for each evaluation set."
         )
     invalid = [name for name in data if not (isinstance(name, str) and _NAME.fullmatch(name))]
     if invalid:
