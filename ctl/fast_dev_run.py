@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ def temporary_run(explicit: Config, topology: Topology) -> Iterator[Config]:
 
     Args:
       explicit: Explicit settings of the user.
-      topology: Topology of the job. Its workers use one directory, of which each removes its part.
+      topology: Topology of the job. Its workers use one directory. An evaluator exits with 0.
 
     Raises:
       UsageError: If --mode does not train.
@@ -34,10 +35,14 @@ def temporary_run(explicit: Config, topology: Topology) -> Iterator[Config]:
             f"got --fast_dev_run and --mode={explicit.mode}; --fast_dev_run trains and evaluates. Leave "
             "one of them out."
         )
+    if topology.evaluates:
+        print("--fast_dev_run: the chief evaluates, so this evaluator ends.", file=sys.stderr, flush=True)
+        sys.exit(0)
     settings = {k: v for k, v in explicit.explicit_settings().items() if k not in _REMOVED}
     directory = _directory(topology)
     settings |= {"fast_dev_run": True, "model_dir": str(directory / "run"), "train_steps": NUM_STEPS}
     settings |= {"log_every_steps": 1, "steps_per_loop": 1}
+    settings |= {"eval_every_steps": NUM_STEPS} if topology.has_evaluator else {}
     settings.setdefault("max_eval_batches", _NUM_EVAL_BATCHES)
     try:
         yield Config(**settings)

@@ -76,9 +76,12 @@ def test_replica_batches_of_a_worker_are_repeated():
     assert values == [1.5, 5.5, 1.5, 5.5, 1.5]
 
 
-def test_a_shuffled_dataset_keeps_the_batches_of_its_first_steps_also_after_a_resume(tmp_path):
+@pytest.mark.parametrize("data_position", ["auto", "iterator"])
+def test_a_shuffled_dataset_keeps_the_batches_of_its_first_steps_also_after_a_resume(
+    data_position, tmp_path
+):
     def trainer(**options):
-        return Mean(shuffled_dataset, overfit_batches=2, **options)
+        return Mean(shuffled_dataset, overfit_batches=2, data_position=data_position, **options)
 
     unbroken, _ = train(trainer, 6)
     assert len(set(unbroken)) == 2 and unbroken[:2] * 3 == unbroken

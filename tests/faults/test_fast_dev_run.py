@@ -1,5 +1,6 @@
 """Short runs of a whole program that leave no files."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -22,6 +23,14 @@ def test_all_parts_of_the_program_run_and_no_file_is_left(workers, tmp_path):
     assert "trained 2 steps, evaluated, saved a checkpoint, exported keras; all files" in result.output
     assert result.output.count("--fast_dev_run: ") == 1, "only the chief reports it"
     assert not (tmp_path / "run" / "checkpoints").exists() and temporary_directories() == before
+
+
+def test_an_evaluator_ends_and_the_chief_evaluates(tmp_path):
+    config = {"cluster": {"chief": ["127.0.0.1:1"], "evaluator": ["127.0.0.1:2"]}}
+    for task_type, message in [("evaluator", "so this evaluator ends"), ("chief", "2 steps, evaluated")]:
+        task = json.dumps({**config, "task": {"type": task_type, "index": 0}})
+        result = run(tmp_path / "run", "--fast_dev_run", EVALUATES="1", TF_CONFIG=task)
+        assert result.code == 0 and message in result.output, result.output[-2000:]
 
 
 def test_an_error_of_the_program_is_reported_and_no_file_is_left(tmp_path):
