@@ -29,7 +29,7 @@ _NAMES = {
     "Intervals": "ctl.callbacks.schedule",
     "KerasTrainer": "ctl.keras.trainer",
     "HostAllReduce": "ctl.distribute.host_allreduce",
-    "History": "ctl.keras.fit",
+    "History": "ctl.keras.history",
     "JsonlWriter": "ctl.metrics.jsonl",
     "Keep": "ctl.checkpoints.retention",
     "LossSpike": "ctl.callbacks.loss_spike",
@@ -122,7 +122,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ctl.keras.batch_norm import synchronize_batch_norm
-    from ctl.keras.fit import History, evaluate, fit, predict
+    from ctl.keras.fit import evaluate, fit, predict
+    from ctl.keras.history import History
     from ctl.keras.trainer import KerasTrainer
     from ctl.metrics.console import ConsoleWriter
     from ctl.metrics.figures import Audio, Matrix, PrCurve

@@ -13,7 +13,6 @@ from ctl.keras.callbacks import (
     BatchCallbackTrainer,
     KerasCallbacks,
     callback_list,
-    is_metric_of_keras,
     is_of_batches,
     sorted_callbacks,
 )
@@ -27,12 +26,12 @@ from ctl.keras.data import (
     validation_epochs,
     validation_source,
 )
+from ctl.keras.history import History
 from ctl.keras.keras_words import in_keras_words
 from ctl.keras.predictor import KerasPredictor
 from ctl.keras.trainer import KerasTrainer
 from ctl.metrics.adapter import MetricWriterLike
 from ctl.metrics.console_text import format_number
-from ctl.metrics.protocol import MetricWriter
 from ctl.step.randomness import GeneratorStates
 from ctl.tensorflow_patches import eager_context, keras_models, strategy_attributes
 from ctl.tensorflow_patches.eager_context import tensorflow_seed_kept
@@ -45,59 +44,6 @@ _GENERATOR_RESUMES = (
     "it was trained on, so it needs a new generator that yields the same ones. A keras.utils.PyDataset is "
     "read again by itself."
 )
-
-
-class History(MetricWriter):
-    """Metrics of each epoch, with the interface of the `History` that `Model.fit` returns.
-
-    Every worker records the same values.
-
-    Attributes:
-      history: Name -> values, one per epoch.
-      epoch: Numbers of the epochs.
-    """
-
-    everywhere = True
-
-    def __init__(self, model: Any = None, params: Mapping[str, Any] | None = None):
-        self.model = model
-        self.params = dict(params or {})
-        self.epoch: list[int] = []
-        self.history: dict[str, list[float]] = {}
-        self._plan: Epochs | None = None
-
-    def starts(self, plan: Epochs) -> None:
-        """Sets the epochs of the training."""
-        self._plan = plan
-
-    def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
-        """Records the metrics of an epoch or of its evaluation. Ignores other steps."""
-        epoch = None if self._plan is None else self._plan.ended_by(step)
-        if epoch is None or (run == "eval" and self._plan and not self._plan.is_evaluated(epoch)):
-            return
-        prefix = "val_" if run == "eval" else ""
-        if not prefix and epoch not in self.epoch:
-            self.epoch.append(epoch)
-        for name, value in values.items():
-            if is_metric_of_keras(name):
-                self.history.setdefault(prefix + name, []).append(value)
-
-    def take(self, epochs: Sequence[int], logs: Mapping[str, Sequence[float]]) -> None:
-        """Adds the values of the callbacks' logs: of an incomplete epoch, or added by callbacks.
-
-        Args:
-          epochs: Numbers of the epochs.
-          logs: Name -> values, one per epoch.
-        """
-        self.epoch = [*self.epoch, *(e for e in epochs if e not in self.epoch)]
-        for name, values in logs.items():
-            if len(values) > len(self.history.get(name, ())):
-                self.history[name] = list(values)
-
-    def __repr__(self) -> str:
-        newest = ", ".join(f"{name} {format_number(v[-1])}" for name, v in self.history.items() if v)
-        epochs = f"{len(self.epoch)} epoch{'' if len(self.epoch) == 1 else 's'}"
-        return f"History({epochs}{': ' if newest else ''}{newest})"
 
 
 @in_keras_words()
@@ -209,13 +155,14 @@ def _trained(
     with tensorflow_seed_kept(), replaced(several, "predict_on_batch", cut):
         values = trainer.train(plan.steps * (plan.end - plan.first))
     _finished(trainer)
-    history.model = trainer.model
+    history.set_model(trainer.model)
     assert trainer._prepared_trainer is not None
     if caller is not None:
         evaluated = {n.removeprefix("eval_"): v for n, v in values.items() if n.startswith("eval_")}
         means = {n: v for n, v in values.items() if not n.startswith("eval_")}
         caller.end(means, evaluated, stopped=trainer._prepared_trainer.callbacks.stopped)
         history.take(caller.epochs, caller.logs)
+    trainer.model.history = history
     return history
 
 
