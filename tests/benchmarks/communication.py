@@ -1,11 +1,11 @@
-"""Step time of several workers on loopback, by the path that sums of gradients take.
+"""Step time of several workers on loopback, by the implementation of gradient sums.
 
     python tests/benchmarks/communication.py --rounds=3 --model=cnn --workers=2
 
-Each round runs every variant, one after the other; printed are medians over rounds of the median step,
-and their ratio to the first one's. `tutorial` is MultiWorkerMirroredStrategy with one call per step;
+Each round runs all variants sequentially. The table has medians over rounds of the median step time, and
+their ratio to the first variant. `tutorial` is MultiWorkerMirroredStrategy with one call per step;
 `ring` and `tcp` sum gradients over TensorFlow's ring and over the engine; `none` does not sum.
-With --network=100mbit, as root, two workers are in network namespaces that are joined at that rate.
+With --network=100mbit, as root, two workers run in network namespaces connected at that rate.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANTS = ("tutorial", "ring", "tcp", "tcp,bfloat16", "tcp,int8", "none")
-EACH = 32  # examples of a worker's batch
-LOOP = 10  # steps per loop
+EXAMPLES_PER_WORKER = 32  # per batch
+STEPS_PER_LOOP = 10
 
 
 def main():
@@ -34,28 +34,28 @@ def main():
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--optimizer", choices=["SGD", "Adam"], default="SGD")
-    parser.add_argument("--network", help="two workers in namespaces, joined at a rate such as 1gbit")
-    parser.add_argument("--plot", help="where to write a picture (needs matplotlib)")
-    parser.add_argument("--only", help="a variant, in this process")
-    parser.add_argument("--out", help="where the first worker writes its figure")
+    parser.add_argument("--network", help="rate of a link between two namespaces, e.g. 1gbit")
+    parser.add_argument("--plot", help="path of a chart (requires matplotlib)")
+    parser.add_argument("--only", help="run one variant in this process")
+    parser.add_argument("--out", help="output file of the first worker")
     flags = parser.parse_args()
     if flags.only:
         seconds = tutorial(flags) if flags.only == "tutorial" else trained(flags)
         if flags.out:
             Path(flags.out).write_text(json.dumps(1e3 * statistics.median(seconds)))
         return
-    found = {variant: [] for variant in flags.variants}
-    with network(flags) as places:
+    times_by_variant = {variant: [] for variant in flags.variants}
+    with network(flags) as workers:
         for _ in range(flags.rounds):
             for variant in flags.variants:
-                found[variant].append(run(variant, flags, places))
-    medians = {variant: statistics.median(times) for variant, times in found.items()}
-    where = f", {flags.network}" if flags.network else ""
-    print(f"{flags.model}, {flags.workers} workers{where}\n{'variant':16}{'ms per step':>12}{'ratio':>8}")
+                times_by_variant[variant].append(run(variant, flags, workers))
+    medians = {variant: statistics.median(times) for variant, times in times_by_variant.items()}
+    suffix = f", {flags.network}" if flags.network else ""
+    print(f"{flags.model}, {flags.workers} workers{suffix}\n{'variant':16}{'ms per step':>12}{'ratio':>8}")
     for variant, ms in medians.items():
         print(f"{variant:16}{ms:12.1f}{ms / medians[flags.variants[0]]:8.2f}")
     if flags.plot:
-        plot(medians, f"{flags.model}, {flags.workers} workers{where}", flags.plot)
+        plot(medians, f"{flags.model}, {flags.workers} workers{suffix}", flags.plot)
 
 
 def plot(medians, title, path):
@@ -76,7 +76,7 @@ def plot(medians, title, path):
 
 @contextlib.contextmanager
 def network(flags):
-    """(address, command before a worker's) for each worker."""
+    """Yields (address, command prefix) of each worker."""
     sys.path[:0] = [str(ROOT)]
     from ctl.launch.ports import free_ports
 
@@ -84,64 +84,64 @@ def network(flags):
         yield [(f"localhost:{port}", []) for port in free_ports(flags.workers)]
         return
     shape = ["root", "tbf", "rate", flags.network, "burst", "256k", "latency", "100ms"]
-    with namespaces(lambda device, side: [["qdisc", "add", "dev", device, *shape]]) as inside:
-        yield [(f"10.99.0.{i + 1}:2222", inside[i]) for i in (0, 1)]
+    with namespaces(lambda device, side: [["qdisc", "add", "dev", device, *shape]]) as prefixes:
+        yield [(f"10.99.0.{i + 1}:2222", prefixes[i]) for i in (0, 1)]
 
 
 @contextlib.contextmanager
 def namespaces(shape):
-    """Two network namespaces, 10.99.0.1 and 10.99.0.2, joined by a wire.
+    """Creates two connected network namespaces, 10.99.0.1 and 10.99.0.2.
 
-    shape(device, 0 or 1) has commands for `tc`. Gives what to write before a command, for each. Ends the
-    program where that is not allowed.
+    shape(device, 0 or 1) returns commands for `tc`. Yields the command prefix of each namespace. Exits if
+    the user has no permission.
     """
     spaces = [f"ctl{os.getpid()}{side}" for side in "ab"]
-    ends = [f"v{space[3:]}" for space in spaces]
-    inside = [["ip", "netns", "exec", space] for space in spaces]
+    devices = [f"v{space[3:]}" for space in spaces]
+    prefixes = [["ip", "netns", "exec", space] for space in spaces]
     setup = [
         *(["ip", "netns", "add", space] for space in spaces),
-        ["ip", "link", "add", ends[0], "netns", spaces[0], "type", "veth",
-         "peer", "name", ends[1], "netns", spaces[1]],
-        *([*inside[i], "ip", "address", "add", f"10.99.0.{i + 1}/24", "dev", ends[i]] for i in (0, 1)),
-        *([*inside[i], "ip", "link", "set", name, "up"] for i in (0, 1) for name in ("lo", ends[i])),
-        *([*inside[i], "tc", *command] for i in (0, 1) for command in shape(ends[i], i)),
+        ["ip", "link", "add", devices[0], "netns", spaces[0], "type", "veth",
+         "peer", "name", devices[1], "netns", spaces[1]],
+        *([*prefixes[i], "ip", "address", "add", f"10.99.0.{i + 1}/24", "dev", devices[i]] for i in (0, 1)),
+        *([*prefixes[i], "ip", "link", "set", name, "up"] for i in (0, 1) for name in ("lo", devices[i])),
+        *([*prefixes[i], "tc", *command] for i in (0, 1) for command in shape(devices[i], i)),
     ]  # fmt: skip
     try:
         for command in setup:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise SystemExit(f"skipped, {' '.join(command)}: {done.stderr.strip()}")
-        yield inside
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode:
+                raise SystemExit(f"skipped, {' '.join(command)}: {result.stderr.strip()}")
+        yield prefixes
     finally:
         for space in spaces:
             subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)
 
 
-def run(variant, flags, places):
-    addresses = [address for address, _ in places]
+def run(variant, flags, workers):
+    addresses = [address for address, _ in workers]
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "figure.json")
-        started = []
+        output_path = Path(folder, "figure.json")
+        processes = []
         for i in range(flags.workers):
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
             environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-            if flags.network:  # the processes could share memory
+            if flags.network:  # without this the processes share memory
                 environ["CTL_COLLECTIVES"] = "tcp"
             if variant != "none":
                 environ["TF_CONFIG"] = json.dumps(config)
             arguments = [f"--only={variant}", f"--model={flags.model}", f"--steps={flags.steps}"]
             arguments += [f"--workers={flags.workers}", f"--optimizer={flags.optimizer}"]
-            arguments.append(f"--out={out if i == 0 else ''}")
-            started.append(
+            arguments.append(f"--out={output_path if i == 0 else ''}")
+            processes.append(
                 subprocess.Popen(
-                    [*places[i][1], sys.executable, __file__, *arguments], env=environ,
+                    [*workers[i][1], sys.executable, __file__, *arguments], env=environ,
                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 )
             )  # fmt: skip
-        codes = [process.wait() for process in started]
+        codes = [process.wait() for process in processes]
         if any(codes):
             raise SystemExit(f"{variant}: exit codes {codes}")
-        return json.loads(out.read_text())
+        return json.loads(output_path.read_text())
 
 
 def optimizer_of(flags):
@@ -150,13 +150,13 @@ def optimizer_of(flags):
     return getattr(keras.optimizers, flags.optimizer)(0.01)
 
 
-def model_of(kind):
-    """Of 2.8 million parameters in 6 variables, or of 25 million in 160."""
+def model_of(name):
+    """Returns a model of 2.8 million parameters in 6 variables, or of 25 million in 160."""
     import keras
 
     keras.utils.set_random_seed(0)
     layers = keras.layers
-    if kind == "cnn":
+    if name == "cnn":
         inner = [
             layers.Conv2D(32, 3, activation="relu"), layers.Flatten(),
             layers.Dense(128, activation="relu"),
@@ -181,11 +181,11 @@ def losses_of(y, logits):
 
 
 def tutorial(flags):
-    """Seconds per step of a hand-written loop, as TensorFlow's guide has it."""
+    """Returns seconds per step of the hand-written loop of TensorFlow's guide."""
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    batch = EACH * flags.workers
+    batch = EXAMPLES_PER_WORKER * flags.workers
     with strategy.scope():
         model, optimizer = model_of(flags.model), optimizer_of(flags)
     data = tf.data.Dataset.from_tensor_slices(arrays()).repeat().batch(batch)
@@ -204,27 +204,28 @@ def tutorial(flags):
         return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(replica, next(iterator)), axis=None)
 
     seconds = []
-    for number in range(flags.steps + LOOP):
-        started = time.perf_counter()
+    for number in range(flags.steps + STEPS_PER_LOOP):
+        start_secs = time.perf_counter()
         step(iterator)
-        if number >= LOOP:
-            seconds.append(time.perf_counter() - started)
+        if number >= STEPS_PER_LOOP:
+            seconds.append(time.perf_counter() - start_secs)
     return seconds
 
 
 def trained(flags):
-    """Seconds per step of a Trainer."""
+    """Returns seconds per step of a Trainer."""
     import ctl
     import tensorflow as tf
 
-    path, _, how = flags.only.partition(",")
-    batch = EACH * (1 if path == "none" else flags.workers)
+    path, _, wire_dtype = flags.only.partition(",")
+    batch = EXAMPLES_PER_WORKER * (1 if path == "none" else flags.workers)
     stamps = []
 
     class Job(ctl.Trainer):
         def build(self):
             self.model, self.optimizer = model_of(flags.model), optimizer_of(flags)
-            self.gradients = ctl.Gradients(wire_dtype=how if how in ("bfloat16", "int8") else None)
+            dtype = wire_dtype if wire_dtype in ("bfloat16", "int8") else None
+            self.gradients = ctl.Gradients(wire_dtype=dtype)
 
         def train_data(self, batch_size):
             return tf.data.Dataset.from_tensor_slices(arrays()).repeat().batch(batch_size)
@@ -240,12 +241,14 @@ def trained(flags):
         def after_loop(self, step, means):
             stamps.append(time.perf_counter())
 
-    where = {"strategy": "default"}
+    settings = {"strategy": "default"}
     if path != "none":
-        where = {"strategy": "multi_worker", "communication": path}
-    intervals = ctl.Intervals(steps_per_loop=LOOP, log=ctl.Every(), save=ctl.Every(), evaluate=ctl.Every())
-    Job(**where, global_batch_size=batch, writers=[], intervals=intervals).train(flags.steps + 2 * LOOP)
-    return [(b - a) / LOOP for a, b in itertools.pairwise(stamps[1:])]
+        settings = {"strategy": "multi_worker", "communication": path}
+    never = {name: ctl.Every() for name in ("log", "save", "evaluate")}
+    intervals = ctl.Intervals(steps_per_loop=STEPS_PER_LOOP, **never)
+    trainer = Job(**settings, global_batch_size=batch, writers=[], intervals=intervals)
+    trainer.train(flags.steps + 2 * STEPS_PER_LOOP)
+    return [(b - a) / STEPS_PER_LOOP for a, b in itertools.pairwise(stamps[1:])]
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What a run costs beside its steps: metrics and pictures of them, and the time to the first step.
+"""Host cost of a run: metric writers, and the time to the first step.
 
     python tests/benchmarks/host_cost.py [--rounds=9] [--only=metrics|start|launch]
 
-metrics: two trainers take turns in one process, on steps of about a millisecond: one returns the loss and
-tells nobody; the other returns ten numbers per example and has TensorBoard, metrics.jsonl and the bar on a
-terminal. A third returns the ten numbers and tells nobody.
-start: from the start of a process to the end of the first step, beside a plain script that trains the same
-model in a loop of its own. launch: `ctl launch --workers=2`, beside two such plain scripts at once, and
-beside two scripts of a MultiWorkerMirroredStrategy.
+metrics: three trainers run alternately in one process, with steps of about a millisecond. One returns the
+loss and has no writers; one returns ten values per example and has no writers; one returns ten values and
+writes to TensorBoard, metrics.jsonl and a progress bar on a terminal.
+start: time from the start of a process to the end of the first step, compared with a script that trains the
+same model in a hand-written loop. launch: `ctl launch --workers=2`, compared with two such scripts in
+parallel, and with two scripts with a MultiWorkerMirroredStrategy.
 """
 
 import argparse
@@ -22,10 +22,10 @@ import tempfile
 import threading
 import time
 
-ROUNDS, STEPS, TEN = 9, 1000, 10
+ROUNDS, STEPS, NUM_VALUES = 9, 1000, 10
 HERE = pathlib.Path(__file__).resolve()
 
-PLAIN = """
+TENSORFLOW_SCRIPT = """
 import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import keras, numpy as np, tensorflow as tf
@@ -51,11 +51,11 @@ def step(batch):
 def train_step(batch):
     return strategy.reduce("SUM", strategy.run(step, (batch,)), axis=None)
 print("loss", float(train_step(next(data))), flush=True)
-os.read(0, 1)  # a worker that ends before the other's step is done takes it along
+os.read(0, 1)  # the exit of a worker would abort the step of the other one
 os._exit(0)
 """
 
-OURS = """
+CTL_SCRIPT = """
 import ctl
 import keras, numpy as np, tensorflow as tf
 class Tiny(ctl.Trainer):
@@ -91,12 +91,12 @@ def main():
 
 
 def interleaved(variants, rounds):
-    """name -> median seconds of calls that return seconds; the first of each is left out."""
-    found = {name: [] for name in variants}
+    """Returns the median seconds by name, without the first call of each."""
+    times_by_name = {name: [] for name in variants}
     for _ in range(rounds + 1):
-        for name, measured in variants.items():
-            found[name].append(measured())
-    return {name: statistics.median(seconds[1:]) for name, seconds in found.items()}
+        for name, measure in variants.items():
+            times_by_name[name].append(measure())
+    return {name: statistics.median(seconds[1:]) for name, seconds in times_by_name.items()}
 
 
 def show(title, medians, per=1.0, unit="s"):
@@ -113,7 +113,7 @@ def metrics(rounds):
     import tensorflow as tf
 
     class Larger(overhead.Tiny):
-        many = False
+        has_many_values = False
 
         def build(self):
             layers = [keras.layers.Dense(512, "relu") for _ in range(2)]
@@ -127,40 +127,40 @@ def metrics(rounds):
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
                 loss = self.average(losses)
             self.minimize(loss, tape)
-            columns = tf.unstack(logits, axis=1)[: TEN - 1] if self.many else []
+            columns = tf.unstack(logits, axis=1)[: NUM_VALUES - 1] if self.has_many_values else []
             return {"loss": losses, **{f"logit_{i}": column for i, column in enumerate(columns)}}
 
-    terminal, shown = pty.openpty()
+    terminal, console = pty.openpty()
     threading.Thread(target=drain, args=(terminal,), daemon=True).start()
 
-    def variant(many, told):
+    def variant(has_many_values, has_writers):
         directory = tempfile.mkdtemp()
         gate = overhead.Gate()
         writers = [
-            ctl.ConsoleWriter(os.fdopen(os.dup(shown), "w"), live=True),
+            ctl.ConsoleWriter(os.fdopen(os.dup(console), "w"), live=True),
             ctl.JsonlWriter(f"{directory}/metrics.jsonl"),
             ctl.TensorBoardWriter(directory),
         ]
         trainer = Larger(
-            strategy="default", global_batch_size=64, writers=[gate, *(writers if told else [])],
+            strategy="default", global_batch_size=64, writers=[gate, *(writers if has_writers else [])],
             intervals=ctl.Intervals(save=ctl.Every()),
         )  # fmt: skip
-        trainer.many = many
+        trainer.has_many_values = has_many_values
         gate.allowed = 1
         threading.Thread(target=trainer.train, args=(2**40,), daemon=True).start()
 
-        def measured():
-            began, before = time.perf_counter(), gate.step
+        def measure():
+            start_secs, before = time.perf_counter(), gate.step
             gate.advance(STEPS)
-            return (time.perf_counter() - began) / (gate.step - before)
+            return (time.perf_counter() - start_secs) / (gate.step - before)
 
-        measured()
-        return measured
+        measure()
+        return measure
 
     variants = {
-        "loss, told nobody": variant(False, False),
-        "ten numbers, told nobody": variant(True, False),
-        "ten numbers, everything on": variant(True, True),
+        "loss, no writers": variant(False, False),
+        "ten values, no writers": variant(True, False),
+        "ten values, all writers": variant(True, True),
     }
     show("metrics: ms per step", interleaved(variants, rounds), 1e3, "ms")
 
@@ -171,19 +171,20 @@ def drain(terminal):
 
 
 def to_first_line(commands, environments=(None,)):
-    """Seconds from the start of processes until each has printed its loss."""
-    known = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # as installed
+    """Returns seconds from the start of processes until each has printed its loss."""
+    # installed packages have byte code
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     pipe = subprocess.PIPE
     streams = {"stdin": pipe, "stdout": pipe, "stderr": subprocess.DEVNULL, "text": True}
-    began = time.perf_counter()
+    start_secs = time.perf_counter()
     running = [
-        subprocess.Popen(command, env=known | (more or {}), **streams)
-        for command, more in zip(commands, environments, strict=True)
+        subprocess.Popen(command, env=environ | (variables or {}), **streams)
+        for command, variables in zip(commands, environments, strict=True)
     ]
     for process in running:
         if not any("loss" in line for line in process.stdout):
             raise SystemExit(f"{process.args} ended without a step")
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start_secs
     for process in running:
         process.stdin.close()
     for process in running:
@@ -193,37 +194,38 @@ def to_first_line(commands, environments=(None,)):
 
 
 def programs(directory):
-    names = "plain.py", "workers.py", "ours.py"
-    plain, workers, ours = (pathlib.Path(directory) / name for name in names)
-    plain.write_text(PLAIN.format(strategy="tf.distribute.get_strategy()"))
-    workers.write_text(PLAIN.format(strategy="tf.distribute.MultiWorkerMirroredStrategy()"))
-    ours.write_text(OURS)
-    flags = [str(ours), "--global_batch_size=64", "--train_steps=1"]
-    return [[sys.executable, str(plain)], [sys.executable, str(workers)], [sys.executable, *flags]]
+    names = "without_ctl.py", "workers.py", "ctl_script.py"
+    tensorflow_script, workers, ctl_script = (pathlib.Path(directory) / name for name in names)
+    tensorflow_script.write_text(TENSORFLOW_SCRIPT.format(strategy="tf.distribute.get_strategy()"))
+    workers.write_text(TENSORFLOW_SCRIPT.format(strategy="tf.distribute.MultiWorkerMirroredStrategy()"))
+    ctl_script.write_text(CTL_SCRIPT)
+    flags = [str(ctl_script), "--global_batch_size=64", "--train_steps=1"]
+    scripts = [[str(tensorflow_script)], [str(workers)], flags]
+    return [[sys.executable, *script] for script in scripts]
 
 
 def start(rounds):
     with tempfile.TemporaryDirectory() as directory:
-        plain, _, ours = programs(directory)
+        tensorflow_script, _, ctl_script = programs(directory)
         variants = {
-            "plain script": lambda: to_first_line([plain]),
-            "ctl": lambda: to_first_line([[*ours, f"--model_dir={tempfile.mkdtemp(dir=directory)}"]]),
+            "TensorFlow script": lambda: to_first_line([tensorflow_script]),
+            "ctl": lambda: to_first_line([[*ctl_script, f"--model_dir={tempfile.mkdtemp(dir=directory)}"]]),
         }
         show("start: to the first step", interleaved(variants, rounds))
 
 
 def launch(rounds):
     with tempfile.TemporaryDirectory() as directory:
-        plain, workers, ours = programs(directory)
+        tensorflow_script, workers, ctl_script = programs(directory)
 
         def launched():
             model_dir = tempfile.mkdtemp(dir=directory)
-            command = [sys.executable, "-m", "ctl", "launch", "--workers=2", "--", *ours]
+            command = [sys.executable, "-m", "ctl", "launch", "--workers=2", "--", *ctl_script]
             return to_first_line([[*command, f"--model_dir={model_dir}"]])
 
         variants = {
-            "two plain scripts": lambda: to_first_line([plain, plain], (None, None)),
-            "two scripts of MWMS": lambda: to_first_line([workers, workers], cluster()),
+            "two TensorFlow scripts": lambda: to_first_line([tensorflow_script] * 2, (None, None)),
+            "two scripts with MWMS": lambda: to_first_line([workers, workers], cluster()),
             "ctl launch --workers=2": launched,
         }
         show("launch: to the first step", interleaved(variants, rounds))
@@ -232,8 +234,8 @@ def launch(rounds):
 def cluster():
     import json
 
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-        hosts = [f"127.0.0.1:{server.getsockname()[1]}" for server in (one, two)]
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        hosts = [f"127.0.0.1:{server.getsockname()[1]}" for server in (first, second)]
     configs = [{"cluster": {"worker": hosts}, "task": {"type": "worker", "index": i}} for i in range(2)]
     return [{"TF_CONFIG": json.dumps(config)} for config in configs]
 

@@ -1,13 +1,13 @@
-"""Communication of `ctl.hvd` beside TensorFlow's own collectives and Horovod, between the same processes.
+"""Communication of `ctl.hvd` compared with TensorFlow's collectives and Horovod on loopback.
 
     python tests/benchmarks/hvd.py --rounds=5
     python tests/benchmarks/hvd.py --rounds=3 --horovod=PATH/bin/python --ranks=3
 
-Each round runs all sides, one after the other, as processes on loopback. The table shows medians over
-rounds of the medians over calls, their ratios, which are below 1 where ours is faster, and in brackets the
-smallest and the largest ratio of one round. --horovod names a Python that can import `horovod.tensorflow`.
-Without one, the last column divides the ratio to TensorFlow by the ratio that Horovod 0.28.1 (with Gloo)
-had to the same collectives on another machine: an estimate. --busy keeps all cores busy otherwise.
+Each round runs all sides sequentially as processes on loopback. The table has medians over rounds of the
+medians over calls, their ratios (below 1 if `ctl.hvd` is faster), and in brackets the smallest and the
+largest ratio of one round. --horovod specifies a Python interpreter that can import `horovod.tensorflow`.
+Without it, the last column is an estimate: the ratio to TensorFlow divided by the recorded ratio of Horovod
+0.28.1 (with Gloo) to the same collectives on another machine. --busy adds one busy process per core.
 """
 
 import argparse
@@ -32,19 +32,19 @@ RECORDED = {
     "100 x 4 KB separate": (6.4, 123.9), "100 x 4 KB grouped": (8.9, 4.8), "CNN step": (34.9, 38.1),
 }  # fmt: skip
 MODULES = {"ours": "ctl.hvd", "horovod": "horovod.tensorflow"}
-SIDES = ["ours", "tensorflow", "horovod", "plain"]  # the last: TensorFlow without any communication
+SIDES = ["ours", "tensorflow", "horovod", "plain"]  # "plain": TensorFlow without communication
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--horovod", metavar="PYTHON", help="that can import horovod.tensorflow")
+    parser.add_argument("--horovod", metavar="PYTHON", help="Python with horovod.tensorflow")
     parser.add_argument("--sides", nargs="+", choices=SIDES)
-    parser.add_argument("--large", action="store_true", help="256 MB as well")
-    parser.add_argument("--busy", action="store_true", help="beside a process per core that never rests")
-    parser.add_argument("--only", choices=SIDES, help="one side, here")
-    parser.add_argument("--out", help="where rank 0 writes its figures")
+    parser.add_argument("--large", action="store_true", help="also measure 256 MB")
+    parser.add_argument("--busy", action="store_true", help="run one busy process per core")
+    parser.add_argument("--only", choices=SIDES, help="run one side in this process")
+    parser.add_argument("--out", help="output file of rank 0")
     flags = parser.parse_args()
     if flags.only:
         sizes = SIZES_KB + [LARGE_KB] * flags.large
@@ -58,25 +58,25 @@ def main():
             Path(flags.out).write_text(json.dumps(figures))
         return
     if "horovod" in (flags.sides or ()) and not flags.horovod:
-        parser.error("--sides has horovod; expected --horovod=PYTHON as well, that can import it")
+        parser.error("--sides has horovod; expected --horovod=PYTHON with a Python that can import it")
     sides = flags.sides or ["ours", "tensorflow", *(["horovod"] if flags.horovod else [])]
     rounds = {side: [] for side in sides}
-    with others(flags.busy):
+    with background_load(flags.busy):
         for _ in range(flags.rounds):
-            for side, found in rounds.items():
-                found.append(run(side, flags))
+            for side, results in rounds.items():
+                results.append(run(side, flags))
     report(rounds)
 
 
 @contextlib.contextmanager
-def others(busy):
-    """Processes that use all cores, within the block."""
-    words = [sys.executable, "-c", "while True: pass"]
-    started = [subprocess.Popen(words) for _ in range(os.cpu_count() if busy else 0)]
+def background_load(busy):
+    """Runs processes that use all cores within the block."""
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(os.cpu_count() if busy else 0)]
     try:
         yield
     finally:
-        for process in started:
+        for process in processes:
             process.kill()
             process.wait()
 
@@ -101,8 +101,8 @@ def run(side, flags):
 def report(rounds):
     """Prints the milliseconds of each side, and the ratios of ours to the other sides."""
     medians = {
-        side: {case: statistics.median(one[case] for one in found) for case in found[0]}
-        for side, found in rounds.items()
+        side: {case: statistics.median(result[case] for result in results) for case in results[0]}
+        for side, results in rounds.items()
     }
     peers = [side for side in rounds if side != "ours"]
     estimates = peers == ["tensorflow"]
@@ -116,7 +116,7 @@ def report(rounds):
                 cells.append(" " * 36)
                 continue
             pairs = zip(rounds["ours"], rounds[side], strict=True)
-            ratios = sorted(ours[case] / theirs[case] for ours, theirs in pairs)
+            ratios = sorted(ours[case] / other[case] for ours, other in pairs)
             spread = f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
             cells.append(f"{other_ms:14.2f} {ms / other_ms:5.2f} {spread:>15}")
         if estimates and case in RECORDED:
@@ -125,21 +125,21 @@ def report(rounds):
         print(*cells)
 
 
-def timed(call, most=60, secs=3.0):
-    """Median milliseconds of a call."""
+def timed(call, max_calls=60, secs=3.0):
+    """Returns the median milliseconds of a call."""
     for _ in range(3):
         call()
-    found, end = [], time.perf_counter() + secs
-    while len(found) < most and (time.perf_counter() < end or len(found) < 5):
+    seconds, end = [], time.perf_counter() + secs
+    while len(seconds) < max_calls and (time.perf_counter() < end or len(seconds) < 5):
         start = time.perf_counter()
         call()
-        found.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(found)
+        seconds.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(seconds)
 
 
-def calls_of(number):
-    """The same number of calls on all ranks: decided before, never by a clock."""
-    return {"most": number, "secs": 1e9}
+def fixed_calls(number):
+    """Returns options for the same number of calls on all ranks, without a time limit."""
+    return {"max_calls": number, "secs": 1e9}
 
 
 def repeats(kb):
@@ -157,25 +157,27 @@ def horovod(module, sizes):
     figures["init and first all-reduce"] = 1e3 * (time.perf_counter() - start)
     for kb in sizes:
         x = tf.ones([kb * 256])
-        for words, op in (("eager", hvd.Sum), ("eager, Average", hvd.Average)):
-            figures[f"{kb} KB {words}"] = timed(
-                lambda x=x, op=op: hvd.allreduce(x, op=op), **calls_of(repeats(kb))
+        for mode, op in (("eager", hvd.Sum), ("eager, Average", hvd.Average)):
+            figures[f"{kb} KB {mode}"] = timed(
+                lambda x=x, op=op: hvd.allreduce(x, op=op), **fixed_calls(repeats(kb))
             )
     x, function = tf.ones([256]), tf.function(lambda t: hvd.allreduce(t, op=hvd.Sum))
-    figures["1 KB in a function"] = timed(lambda: function(x), **calls_of(60))
+    figures["1 KB in a function"] = timed(lambda: function(x), **fixed_calls(60))
     many = [tf.ones([1024])] * 100
     separate = tf.function(lambda ts: [hvd.allreduce(t, op=hvd.Sum) for t in ts])
     grouped = tf.function(lambda ts: hvd.grouped_allreduce(ts, op=hvd.Sum))
-    figures["100 x 4 KB separate"] = timed(lambda: separate(many), **calls_of(20))
-    figures["100 x 4 KB grouped"] = timed(lambda: grouped(many), **calls_of(20))
+    figures["100 x 4 KB separate"] = timed(lambda: separate(many), **fixed_calls(20))
+    figures["100 x 4 KB grouped"] = timed(lambda: grouped(many), **fixed_calls(20))
     figures["100 x 4 KB grouped, eager"] = timed(
-        lambda: hvd.grouped_allreduce(many, op=hvd.Sum), **calls_of(20)
+        lambda: hvd.grouped_allreduce(many, op=hvd.Sum), **fixed_calls(20)
     )
     for kb in (1024, 16384):
         x = tf.ones([kb * 256])
-        figures[f"{kb} KB broadcast"] = timed(lambda x=x: hvd.broadcast(x, 0), **calls_of(repeats(kb)))
+        figures[f"{kb} KB broadcast"] = timed(lambda x=x: hvd.broadcast(x, 0), **fixed_calls(repeats(kb)))
     variables = [tf.Variable(tf.ones([128, 128])) for _ in range(20)]
-    figures["20 variables broadcast"] = timed(lambda: hvd.broadcast_variables(variables, 0), **calls_of(20))
+    figures["20 variables broadcast"] = timed(
+        lambda: hvd.broadcast_variables(variables, 0), **fixed_calls(20)
+    )
     figures |= local_steps()
     for name in ("none", "fp16"):
         compression = getattr(hvd.Compression, name)
@@ -183,21 +185,21 @@ def horovod(module, sizes):
         def gradients(tape, loss, variables, compression=compression):
             return hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, variables)
 
-        said = f", {name}" if name != "none" else ""
-        figures["CNN step" + said] = timed(cnn_step(gradients), **calls_of(40))
-        figures["161 variables" + said] = timed(deep_step(gradients), **calls_of(15))
+        suffix = f", {name}" if name != "none" else ""
+        figures["CNN step" + suffix] = timed(cnn_step(gradients), **fixed_calls(40))
+        figures["161 variables" + suffix] = timed(deep_step(gradients), **fixed_calls(15))
     return figures if hvd.rank() == 0 else None
 
 
 def local_steps():
-    """Steps without any sum over ranks, and the threads of the process."""
+    """Measures steps without sums over ranks, and counts the threads of the process."""
 
     def gradients(tape, loss, variables):
         return tape.gradient(loss, variables)
 
     return {
-        "CNN step, no sum": timed(cnn_step(gradients), **calls_of(40)),
-        "161 variables, no sum": timed(deep_step(gradients), **calls_of(15)),
+        "CNN step, no sum": timed(cnn_step(gradients), **fixed_calls(40)),
+        "161 variables, no sum": timed(deep_step(gradients), **fixed_calls(15)),
         "threads of the process": float(len(os.listdir("/proc/self/task"))),
     }
 
@@ -215,12 +217,12 @@ def tensorflow(sizes):
     is_first, ranks = strategy.cluster_resolver.task_id == 0, strategy.num_replicas_in_sync
 
     def summed(t):
-        here = tf.nest.map_structure(tf.identity, t)  # which gives it a device
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, here)
+        tensors = tf.nest.map_structure(tf.identity, t)  # assigns a device
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensors)
 
     keys = itertools.count(1)
 
-    def reduced(t):  # the operation itself: `strategy.run` costs several times as much
+    def reduced(t):  # the bare operation: `strategy.run` is several times slower
         return collective_ops.all_reduce_v2(
             t, ranks, 77, next(keys), merge_op="Add", final_op="Id", communication_hint="ring"
         )
@@ -228,23 +230,23 @@ def tensorflow(sizes):
     figures = {}
     for kb in sizes:
         x = tf.ones([kb * 256])
-        figures[f"{kb} KB eager"] = timed(lambda x=x: reduced(x), **calls_of(repeats(kb)))
+        figures[f"{kb} KB eager"] = timed(lambda x=x: reduced(x), **fixed_calls(repeats(kb)))
     x, function = tf.ones([256]), tf.function(lambda t: strategy.run(summed, args=(t,)))
-    figures["1 KB in a function"] = timed(lambda: function(x), **calls_of(60))
+    figures["1 KB in a function"] = timed(lambda: function(x), **fixed_calls(60))
     many = [tf.ones([1024])] * 100
     separate = tf.function(lambda ts: strategy.run(lambda inner: [summed(t) for t in inner], args=(ts,)))
     grouped = tf.function(lambda ts: strategy.run(summed, args=(ts,)))
-    figures["100 x 4 KB separate"] = timed(lambda: separate(many), **calls_of(20))
-    figures["100 x 4 KB grouped"] = timed(lambda: grouped(many), **calls_of(20))
+    figures["100 x 4 KB separate"] = timed(lambda: separate(many), **fixed_calls(20))
+    figures["100 x 4 KB grouped"] = timed(lambda: grouped(many), **fixed_calls(20))
     with strategy.scope():
         step = cnn_step(lambda tape, loss, variables: summed(tape.gradient(loss, variables)))
         run_step = tf.function(lambda: strategy.run(step.python_function))
-    figures["CNN step"] = timed(run_step, **calls_of(40))
+    figures["CNN step"] = timed(run_step, **fixed_calls(40))
     return figures if is_first else None
 
 
 def cnn_step(gradients):
-    """A step of a network of 2.8 million parameters, batches of 32 images, plain SGD."""
+    """Returns a step of a network of 2.8 million parameters, with batches of 32 images and SGD."""
     import tensorflow as tf
 
     def variable(*shape):
@@ -263,15 +265,15 @@ def cnn_step(gradients):
             logits = x @ kernels[3] + biases[3]
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
         variables = kernels + biases
-        for one, gradient in zip(variables, gradients(tape, loss, variables), strict=True):
-            one.assign_sub(0.01 * gradient)
+        for variable, gradient in zip(variables, gradients(tape, loss, variables), strict=True):
+            variable.assign_sub(0.01 * gradient)
         return loss
 
     return tf.function(step)
 
 
 def deep_step(gradients):
-    """A step of 160 layers of 400 x 400 and one of 400 x 10, 25.6 million numbers, batches of 32."""
+    """Returns a step of a network with 161 layers and 25.6 million parameters, with batches of 32."""
     import tensorflow as tf
 
     shapes = [(400, 400)] * 160 + [(400, 10)]
@@ -285,8 +287,8 @@ def deep_step(gradients):
                 x = tf.nn.relu(x @ kernel)
             logits = x @ kernels[-1]
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-        for one, gradient in zip(kernels, gradients(tape, loss, kernels), strict=True):
-            one.assign_sub(0.001 * gradient)
+        for variable, gradient in zip(kernels, gradients(tape, loss, kernels), strict=True):
+            variable.assign_sub(0.001 * gradient)
         return loss
 
     return tf.function(step)

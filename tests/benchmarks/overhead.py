@@ -1,10 +1,10 @@
-"""What a step costs besides the model: ours, a hand-written loop, Model.fit, Orbit's pattern.
+"""Framework overhead of a step: ctl, hand-written loops, Model.fit and Orbit's pattern.
 
     python tests/benchmarks/overhead.py [--strategy=default|one_device|mirrored] [--rounds=9]
 
-A tiny model (32 -> 64 -> 10, batch 64, Adam, the loss and nothing else) makes the framework's
-own time visible. All variants run in one process, in turn, round after round; printed are medians
-in µs per step and ratios to the hand-written per-step loop and to the bare loop in the graph.
+A tiny model (32 -> 64 -> 10, batch 64, Adam, the loss only) makes the overhead of the framework visible.
+All variants run alternately in one process. The table has medians (µs per step) and ratios to the
+hand-written per-step loop and to the bare loop in the graph.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from ctl.metrics.protocol import Progressed
 
-BATCH, FEATURES, HIDDEN, CLASSES, EXAMPLES, LOOP = 64, 32, 64, 10, 4096, 100
+BATCH, FEATURES, HIDDEN, CLASSES, EXAMPLES, STEPS_PER_LOOP = 64, 32, 64, 10, 4096, 100
 STRATEGIES = ("default", "one_device", "mirrored")
 
 
@@ -61,7 +61,7 @@ class Tiny(ctl.Trainer):
 
 
 class Gate:
-    """A metric writer that lets a run in another thread go on for so many steps at a time."""
+    """A metric writer that lets a run in another thread continue for a number of steps."""
 
     def __init__(self):
         self.allowed, self.step = 0, 0
@@ -86,7 +86,7 @@ class Gate:
             self.changed.wait_for(lambda: self.step >= self.allowed)
 
 
-def ours(strategy, steps_per_loop):
+def ctl_trainer(strategy, steps_per_loop):
     gate = Gate()
     trainer = Tiny(
         strategy=strategy, global_batch_size=BATCH, writers=[gate],
@@ -98,8 +98,8 @@ def ours(strategy, steps_per_loop):
     return gate.advance
 
 
-def by_hand(strategy):
-    """Model, optimizer and replica step of the loops that people write themselves."""
+def replica_step_and_iterator(strategy):
+    """Returns the replica step and the iterator of the hand-written loops."""
     with strategy.scope():
         model, optimizer = network(), keras.optimizers.Adam(1e-3)
         optimizer.build(model.trainable_variables)
@@ -116,7 +116,7 @@ def by_hand(strategy):
 
 
 def hand_written(strategy):
-    step, iterator = by_hand(strategy)
+    step, iterator = replica_step_and_iterator(strategy)
 
     @tf.function
     def train_step(batch):
@@ -130,7 +130,7 @@ def hand_written(strategy):
 
 
 def hand_written_next_inside(strategy):
-    step, iterator = by_hand(strategy)
+    step, iterator = replica_step_and_iterator(strategy)
 
     @tf.function
     def train_step(iterator):
@@ -144,25 +144,25 @@ def hand_written_next_inside(strategy):
 
 
 def bare_in_graph(strategy):
-    step, iterator = by_hand(strategy)
+    step, iterator = replica_step_and_iterator(strategy)
 
     @tf.function
     def train_loop(iterator, steps):
         for _ in tf.range(steps):
             strategy.run(step, (next(iterator),))
 
-    length = tf.constant(LOOP)
+    length = tf.constant(STEPS_PER_LOOP)
 
     def train(steps):
-        for _ in range(steps // LOOP):
+        for _ in range(steps // STEPS_PER_LOOP):
             train_loop(iterator, length)
 
     return train
 
 
 def orbit_pattern(strategy):
-    """An outer loop in Python around a loop in the graph, a Keras metric updated in every step."""
-    step, iterator = by_hand(strategy)
+    """Returns an outer Python loop around a graph loop that updates a Keras metric in every step."""
+    step, iterator = replica_step_and_iterator(strategy)
     with strategy.scope():
         metric = keras.metrics.Mean("loss")
         count = tf.Variable(0, dtype=tf.int64)
@@ -176,10 +176,10 @@ def orbit_pattern(strategy):
             strategy.run(with_metrics, (next(iterator),))
             count.assign_add(1)
 
-    length = tf.constant(LOOP)
+    length = tf.constant(STEPS_PER_LOOP)
 
     def train(steps):
-        for _ in range(steps // LOOP):
+        for _ in range(steps // STEPS_PER_LOOP):
             metric.reset_state()
             train_loop(iterator, length)
             float(metric.result())
@@ -203,13 +203,13 @@ def measure(strategy, rounds: int) -> dict[str, list[float]]:
     variants = {
         "hand-written, per step": (hand_written(strategy), 500),
         "hand-written, next() inside": (hand_written_next_inside(strategy), 500),
-        "ctl, steps_per_loop=1": (ours(strategy, 1), 500),
+        "ctl, steps_per_loop=1": (ctl_trainer(strategy, 1), 500),
         "Model.fit": (model_fit(strategy, 1), 500),
         "bare in-graph loop": (bare_in_graph(strategy), 2000),
-        f"ctl, steps_per_loop={LOOP}": (ours(strategy, LOOP), 2000),
-        "ctl, steps_per_loop=auto": (ours(strategy, "auto"), 4000),
+        f"ctl, steps_per_loop={STEPS_PER_LOOP}": (ctl_trainer(strategy, STEPS_PER_LOOP), 2000),
+        "ctl, steps_per_loop=auto": (ctl_trainer(strategy, "auto"), 4000),
         "Orbit's pattern": (orbit_pattern(strategy), 2000),
-        f"Model.fit, steps_per_execution={LOOP}": (model_fit(strategy, LOOP), 2000),
+        f"Model.fit, steps_per_execution={STEPS_PER_LOOP}": (model_fit(strategy, STEPS_PER_LOOP), 2000),
     }
     times: dict[str, list[float]] = {name: [] for name in variants}
     for train, steps in variants.values():
@@ -222,10 +222,10 @@ def measure(strategy, rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def show(word: str, times: dict[str, list[float]]) -> None:
+def show(strategy_name: str, times: dict[str, list[float]]) -> None:
     medians = {name: statistics.median(values) for name, values in times.items()}
     hand, bare = medians["hand-written, per step"], medians["bare in-graph loop"]
-    print(f"\n{word}: medians of {len(times['bare in-graph loop'])} interleaved rounds")
+    print(f"\n{strategy_name}: medians of {len(times['bare in-graph loop'])} interleaved rounds")
     print(f"{'':34} {'µs/step':>9} {'min':>8} {'max':>8} {'/hand':>7} {'/bare':>7}")
     for name, median in medians.items():
         low, high = min(times[name]), max(times[name])
@@ -237,9 +237,9 @@ def main() -> None:
     parser.add_argument("--strategy", choices=STRATEGIES, action="append", help="default: all")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
-    for word in arguments.strategy or STRATEGIES:
-        devices = ["cpu:0"] if word == "mirrored" else []
-        show(word, measure(ctl.make_strategy(word, devices=devices), arguments.rounds))
+    for strategy_name in arguments.strategy or STRATEGIES:
+        devices = ["cpu:0"] if strategy_name == "mirrored" else []
+        show(strategy_name, measure(ctl.make_strategy(strategy_name, devices=devices), arguments.rounds))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How long a save blocks training: at once, and in the background.
+"""Time for which a save blocks training: synchronous and background saves.
 
     python tests/benchmarks/saving.py [--rounds=9] [--every=40] [--directory=/tmp/bench]
 
-A network of 10 M parameters with Adam (a state of 126 MB) trains in one process; the two ways of
-saving take turns, round after round. Printed are medians: the time of the call that saves, which is
-what the loop waits for; until the checkpoint is complete; and of a step while nothing is written and
-while a save is. The first save of each way is left out: it sets up memory.
+A network of 10 M parameters with Adam (a state of 126 MB) trains in one process; both modes of saving
+alternate. The table has medians: the time of the save call, which blocks the loop; the time until the
+checkpoint is complete; and the step time with and without a save in progress. The first save of each mode
+allocates memory and is excluded.
 """
 
 import argparse
@@ -39,16 +39,16 @@ class Large(ctl.Trainer):
         return {"loss": loss_each}
 
 
-class Watched(ctl.CheckpointManager):
-    """A manager that takes the time: of each call, until told that it is complete, and of steps."""
+class TimedManager(ctl.CheckpointManager):
+    """A checkpoint manager that measures the time of each save call and until its completion."""
 
     def __init__(self, manager):
-        self._manager, self.calls, self.complete, self._began = manager, [], [], 0.0
+        self._manager, self.calls, self.complete, self._start_secs = manager, [], [], 0.0
 
     def save(self, state, manifest):
-        self._began = time.perf_counter()
+        self._start_secs = time.perf_counter()
         path = self._manager.save(state, manifest)
-        self.calls.append(time.perf_counter() - self._began)
+        self.calls.append(time.perf_counter() - self._start_secs)
         if path is not None:
             self.complete.append(self.calls[-1])
         return path
@@ -56,12 +56,12 @@ class Watched(ctl.CheckpointManager):
     def restore(self, state, step=None):
         return None
 
-    def begin(self, state, told):
-        def timed(step, path):
-            self.complete.append(time.perf_counter() - self._began)
-            told(step, path)
+    def begin(self, state, on_complete):
+        def record_completion(step, path):
+            self.complete.append(time.perf_counter() - self._start_secs)
+            on_complete(step, path)
 
-        self._manager.begin(state, timed)
+        self._manager.begin(state, record_completion)
 
     def finish(self):
         self._manager.finish()
@@ -71,61 +71,60 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--every", type=int, default=40, help="steps between saves")
-    parser.add_argument("--directory", help="where to write; by default a temporary one")
+    parser.add_argument("--directory", help="checkpoint directory; default: a temporary directory")
     options = parser.parse_args()
     directory = options.directory or tempfile.mkdtemp()
-    steps = {True: [], False: []}  # while a save is written, or not
-    marks = []
+    steps = {True: [], False: []}  # by whether a save is in progress
+    loop_ends = []
 
     class Timed(Large):
         def after_loop(self, step, means):
-            now = time.perf_counter()
-            if marks and step % options.every > 1:
-                busy = watched.get("background") is not None and len(watched["background"].calls) > len(
-                    watched["background"].complete
-                )
-                steps[busy].append(now - marks[-1])
-            marks.append(now)
+            now_secs = time.perf_counter()
+            if loop_ends and step % options.every > 1:
+                background = timed_managers.get("background")
+                is_saving = background is not None and len(background.calls) > len(background.complete)
+                steps[is_saving].append(now_secs - loop_ends[-1])
+            loop_ends.append(now_secs)
 
-    ways = {
-        way: ctl.ChiefOnlyCheckpoints(
-            f"{directory}/{way}", keep=ctl.Keep(newest=1), background=way == "background"
+    managers_by_mode = {
+        mode: ctl.ChiefOnlyCheckpoints(
+            f"{directory}/{mode}", keep=ctl.Keep(newest=1), background=mode == "background"
         )
-        for way in ("at once", "background")
+        for mode in ("at once", "background")
     }
-    watched = {way: Watched(manager) for way, manager in ways.items()}
+    timed_managers = {mode: TimedManager(manager) for mode, manager in managers_by_mode.items()}
     trainer = Timed(
-        strategy="default", global_batch_size=BATCH, writers=[], checkpoints=watched["at once"],
+        strategy="default", global_batch_size=BATCH, writers=[], checkpoints=timed_managers["at once"],
         intervals=ctl.Intervals(steps_per_loop=1, save=ctl.Every(steps=options.every)),
     )  # fmt: skip
     trainer.prepare()
-    done = 0
+    num_steps = 0
     for _ in range(options.rounds + 1):
-        for way in ways:
-            trainer._prepared_trainer.checkpointing.manager = watched[way]
-            done += options.every
-            trainer.train(done + options.every // 2)  # half an interval after the save
-            done += options.every // 2
-            done += -done % options.every
+        for mode in managers_by_mode:
+            trainer._prepared_trainer.checkpointing.manager = timed_managers[mode]
+            num_steps += options.every
+            trainer.train(num_steps + options.every // 2)  # half an interval after the save
+            num_steps += options.every // 2
+            num_steps += -num_steps % options.every
             trainer._prepared_trainer.checkpointing.manager = ctl.NullCheckpoints()
-            trainer.train(done)
-    show(watched, steps, trainer)
+            trainer.train(num_steps)
+    show(timed_managers, steps, trainer)
     if options.directory is None:
         shutil.rmtree(directory)
 
 
-def show(watched, steps, trainer) -> None:
+def show(timed_managers, steps, trainer) -> None:
     variables = trainer._prepared_trainer.state.variables.values()
     size = sum(int(np.prod(v.shape)) * v.dtype.size for v in variables)
     print(f"state {size / 1e6:.0f} MB, step {1e3 * statistics.median(steps[False]):.1f} ms"
           + (f", {1e3 * statistics.median(steps[True]):.1f} ms while a save is written"
              if steps[True] else ""))  # fmt: skip
-    blocked = {way: statistics.median(w.calls[2:]) for way, w in watched.items()}
-    print("| saving | loop blocked, ms | of at once | complete after, ms |\n|---|---:|---:|---:|")
-    for way, w in watched.items():
-        ratio = blocked[way] / blocked["at once"]
+    blocked = {mode: statistics.median(w.calls[2:]) for mode, w in timed_managers.items()}
+    print("| mode | loop blocked, ms | ratio to at once | complete after, ms |\n|---|---:|---:|---:|")
+    for mode, w in timed_managers.items():
+        ratio = blocked[mode] / blocked["at once"]
         complete = 1e3 * statistics.median(w.complete[2:])
-        print(f"| {way} | {1e3 * blocked[way]:.1f} | {ratio:.3f} | {complete:.1f} |")
+        print(f"| {mode} | {1e3 * blocked[mode]:.1f} | {ratio:.3f} | {complete:.1f} |")
 
 
 if __name__ == "__main__":

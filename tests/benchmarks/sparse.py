@@ -1,9 +1,9 @@
-"""Step time of an embedding whose gradient travels as rows, beside one that is made dense.
+"""Step time of an embedding with a sparse gradient, compared with a dense gradient.
 
     python tests/benchmarks/sparse.py --rounds=5
 
-Two workers on loopback, batches without a static size, SGD. Each round runs all cases, one after the
-other; printed are medians over rounds of milliseconds per step, and the ratio.
+Two workers on loopback, batches without a static size, SGD. Each round runs all cases sequentially. The
+table has medians over rounds (milliseconds per step) and their ratio.
 """
 
 import argparse
@@ -33,27 +33,27 @@ def main():
         return
     print(f"{'table':30} {'rows ms':>9} {'dense ms':>9} {'rows/dense':>11}")
     for case in CASES:
-        found = {"rows": [], "dense": []}
+        times_by_format = {"rows": [], "dense": []}
         for _ in range(flags.rounds):
-            for kind, times in found.items():
-                times.append(run(kind, case))
-        rows, dense = (statistics.median(times) for times in found.values())
+            for gradient_format, times in times_by_format.items():
+                times.append(run(gradient_format, case))
+        rows, dense = (statistics.median(times) for times in times_by_format.values())
         print(f"{case:30} {rows:9.2f} {dense:9.2f} {rows / dense:11.3f}")
 
 
-def run(kind, case):
+def run(gradient_format, case):
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "ms")
+        output_path = Path(folder, "ms")
         subprocess.run(
             [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable, __file__,
-             f"--only={kind}", f"--case={case}", f"--out={out}"],
+             f"--only={gradient_format}", f"--case={case}", f"--out={output_path}"],
             check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        return json.loads(out.read_text())
+        return json.loads(output_path.read_text())
 
 
-def measure(dense, words, width, rows, out):
+def measure(dense, num_tokens, width, rows, out):
     import ctl
     import numpy as np
     import tensorflow as tf
@@ -64,13 +64,13 @@ def measure(dense, words, width, rows, out):
 
     class Table(ctl.Trainer):
         def build(self):
-            table = tf.keras.layers.Embedding(words, width)
+            table = tf.keras.layers.Embedding(num_tokens, width)
             self.model = tf.keras.Sequential([tf.keras.Input((8,)), table])
             self.optimizer = tf.keras.optimizers.SGD(0.1)
             self.times = []
 
         def train_data(self, batch_size):
-            ids = np.random.default_rng(0).integers(0, words, (16 * batch_size, 8))
+            ids = np.random.default_rng(0).integers(0, num_tokens, (16 * batch_size, 8))
             return tf.data.Dataset.from_tensor_slices(ids).batch(batch_size).repeat()
 
         def train_step(self, ids):
@@ -84,7 +84,7 @@ def measure(dense, words, width, rows, out):
             self.times.append(time.perf_counter())
 
     intervals = ctl.Intervals(steps_per_loop=STEPS, save=ctl.Every(), log=ctl.Every(steps=STEPS))
-    batch_size = 2 * rows // 8  # of 8 words each, on two workers
+    batch_size = 2 * rows // 8  # 8 token ids per example, two workers
     trainer = Table(strategy="multi_worker", global_batch_size=batch_size, writers=[], intervals=intervals)
     trainer.train(6 * STEPS)
     if trainer.topology.is_chief:

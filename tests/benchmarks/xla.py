@@ -1,10 +1,10 @@
-"""Where XLA helps and where it hurts: a hand-written loop in the graph, and ctl with each --jit_compile.
+"""Step time with XLA: a hand-written loop in the graph, and ctl with each value of --jit_compile.
 
     python tests/benchmarks/xla.py [--model=tiny|cnn|transformer] [--rounds=9]
 
-All read arrays in memory; the hand-written loop reads a tf.data pipeline of the same batches, in order. All
-variants run in one process, in turn, round after round; printed are medians in µs per step, and ratios to
-the hand-written loop. Times to compile are printed before.
+All variants read arrays in memory; the hand-written loop reads a tf.data pipeline of the same batches in
+order. The variants run alternately in one process. The table has medians (µs per step) and ratios to the
+hand-written loop. The compile times are printed before.
 """
 
 import argparse
@@ -44,10 +44,10 @@ def cnn():
 
 
 def transformer():
-    """Two blocks over 32 tokens of width 64, and a class for each sequence."""
-    words, length, width = 200, 32, 64
+    """Returns a classifier of sequences with two blocks over 32 tokens of width 64, and its data."""
+    num_tokens, length, width = 200, 32, 64
     tokens = keras.Input((length,), dtype="int32")
-    x = LAYERS.Embedding(words, width)(tokens)
+    x = LAYERS.Embedding(num_tokens, width)(tokens)
     for _ in range(2):
         attended = LAYERS.MultiHeadAttention(4, width // 4)(LAYERS.LayerNormalization()(x), x)
         x = x + attended
@@ -55,7 +55,7 @@ def transformer():
         x = x + LAYERS.Dense(width)(hidden)
     model = keras.Model(tokens, LAYERS.Dense(10)(LAYERS.GlobalAveragePooling1D()(x)))
     generator = np.random.default_rng(0)
-    x = generator.integers(0, words, (2048, length)).astype(np.int32)
+    x = generator.integers(0, num_tokens, (2048, length)).astype(np.int32)
     return model, (x, generator.integers(0, 10, 2048))
 
 
@@ -68,12 +68,12 @@ def score(model, batch, training):
 
 
 class Classifier(ctl.Trainer):
-    def __init__(self, make, shuffle, **options):
+    def __init__(self, make_model, shuffle, **options):
         super().__init__(**options)
-        self.make, self.shuffle = make, shuffle
+        self.make_model, self.shuffle = make_model, shuffle
 
     def build(self):
-        self.model, self.arrays = self.make()
+        self.model, self.arrays = self.make_model()
         self.optimizer = keras.optimizers.Adam(1e-3)
 
     def train_data(self, batch_size):
@@ -87,20 +87,20 @@ class Classifier(ctl.Trainer):
         return scores
 
 
-def ours(make, batch_size, loop, jit_compile, shuffle=False):
+def ctl_trainer(make_model, batch_size, steps_per_loop, jit_compile, shuffle=False):
     gate = Gate()
     trainer = Classifier(
-        make, shuffle, strategy="default", global_batch_size=batch_size, jit_compile=jit_compile,
+        make_model, shuffle, strategy="default", global_batch_size=batch_size, jit_compile=jit_compile,
         writers=[gate],
-        intervals=ctl.Intervals(steps_per_loop=loop, log=ctl.Every(steps=1000), save=ctl.Every()),
+        intervals=ctl.Intervals(steps_per_loop=steps_per_loop, log=ctl.Every(steps=1000), save=ctl.Every()),
     )  # fmt: skip
     gate.allowed = 1
     threading.Thread(target=trainer.train, args=(2**40,), daemon=True).start()
     return gate.advance
 
 
-def bare_in_graph(make, batch_size, loop):
-    model, arrays = make()
+def bare_in_graph(make_model, batch_size, steps_per_loop):
+    model, arrays = make_model()
     optimizer = keras.optimizers.Adam(1e-3)
     optimizer.build(model.trainable_variables)
     data = tf.data.Dataset.from_tensor_slices(arrays).repeat().batch(batch_size, drop_remainder=True)
@@ -116,28 +116,29 @@ def bare_in_graph(make, batch_size, loop):
         for _ in tf.range(steps):
             step(next(iterator))
 
-    length, iterator = tf.constant(loop), iter(data.prefetch(4))
+    length, iterator = tf.constant(steps_per_loop), iter(data.prefetch(4))
 
     def train(steps):
-        for _ in range(steps // loop):
+        for _ in range(steps // steps_per_loop):
             train_loop(iterator, length)
 
     return train
 
 
 def measure(name, rounds):
-    make, batch_size, loop, steps = CASES[name]
-    ctls = {f"ctl, jit_compile={how}": (how, False) for how in ("off", "step", "loop")}
-    ctls |= {f"ctl, {how}, shuffled": (how, True) for how in ("off", "loop")}
-    print(f"\n{name}: batches of {batch_size}, {loop} steps per loop; seconds until step {2 * loop}:")
+    make_model, batch_size, steps_per_loop, steps = CASES[name]
+    ctl_variants = {f"ctl, jit_compile={value}": (value, False) for value in ("off", "step", "loop")}
+    ctl_variants |= {f"ctl, {value}, shuffled": (value, True) for value in ("off", "loop")}
+    print(f"\n{name}: batches of {batch_size}, {steps_per_loop} steps per loop")
+    print(f"seconds until step {2 * steps_per_loop}:")
     variants = {}
-    for variant in ("bare in-graph loop", *ctls):
+    for variant in ("bare in-graph loop", *ctl_variants):
         start = time.perf_counter()
-        if variant in ctls:
-            variants[variant] = ours(make, batch_size, loop, *ctls[variant])
+        if variant in ctl_variants:
+            variants[variant] = ctl_trainer(make_model, batch_size, steps_per_loop, *ctl_variants[variant])
         else:
-            variants[variant] = bare_in_graph(make, batch_size, loop)
-        variants[variant](2 * loop)
+            variants[variant] = bare_in_graph(make_model, batch_size, steps_per_loop)
+        variants[variant](2 * steps_per_loop)
         print(f"  {variant:28} {time.perf_counter() - start:6.2f}")
     times = {variant: [] for variant in variants}
     for _ in range(rounds):

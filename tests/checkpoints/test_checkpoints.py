@@ -1,4 +1,4 @@
-"""What was saved comes back to the last bit, or not at all and with words."""
+"""Exact restoration of saved states, and errors for damaged or unsuitable checkpoints."""
 
 import json
 import shutil
@@ -17,21 +17,21 @@ MANAGERS = {
     "memory": lambda path: ctl.MemoryCheckpoints(keep=ctl.Keep(newest=3)),
     "null": lambda path: ctl.NullCheckpoints(),
 }
-KEEPING = [n for n in MANAGERS if n != "null"]
+STORING_MANAGERS = [n for n in MANAGERS if n != "null"]
 
 
 @pytest.fixture(scope="module")
 def two_replicas():
-    """One strategy for all, with keys of its own: two of one process mix up their collectives."""
+    """Returns a strategy with separate collective keys: two strategies of one process would share keys."""
 
-    class Own(tf.distribute.MirroredStrategy):
+    class SeparateKeys(tf.distribute.MirroredStrategy):
         _collective_key_base = 3000
 
-    return Own(["/cpu:0", "/cpu:1"])
+    return SeparateKeys(["/cpu:0", "/cpu:1"])
 
 
 class Measured(Small):
-    """Adam, dropout, and a Keras metric of its own: everything a checkpoint has to hold."""
+    """A trainer with Adam, dropout and a Keras metric: all kinds of state in a checkpoint."""
 
     def __init__(self, hidden=16, **options):
         super().__init__(optimizer="adam", dropout=0.5, **options)
@@ -39,7 +39,7 @@ class Measured(Small):
 
     def build(self):
         super().build()
-        self.seen = keras.metrics.Mean(name="seen")
+        self.mean_loss = keras.metrics.Mean(name="mean_loss")
         if self.hidden != 16:
             self.model = keras.Sequential([
                 keras.Input((8,)), keras.layers.Dense(self.hidden), keras.layers.Dense(4)
@@ -47,16 +47,16 @@ class Measured(Small):
 
     def train_step(self, batch):
         scores = super().train_step(batch)
-        self.seen.update_state(scores["loss"])
+        self.mean_loss.update_state(scores["loss"])
         return scores
 
 
-def make(strategy="default", kind=Measured, **options):
-    return kind(strategy=strategy, writers=[], intervals=every_step(log=ctl.Every()), **options)
+def make_trainer(strategy="default", trainer_class=Measured, **options):
+    return trainer_class(strategy=strategy, writers=[], intervals=every_step(log=ctl.Every()), **options)
 
 
 def prepared(*arguments, **options):
-    trainer = make(*arguments, **options)
+    trainer = make_trainer(*arguments, **options)
     trainer.prepare()
     return trainer
 
@@ -69,18 +69,18 @@ def values(trainer):
     return {n: v.numpy().copy() for n, v in state(trainer).variables.items()}
 
 
-def assert_same(one, two):
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        np.testing.assert_array_equal(value, two[name], err_msg=name)
+def assert_same(expected, actual):
+    assert expected.keys() == actual.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(value, actual[name], err_msg=name)
 
 
-def manifest(trainer, step, **more):
-    return ctl.Manifest(step=step, created=1.0, variables=state(trainer).spec(), **more)
+def manifest(trainer, step, **options):
+    return ctl.Manifest(step=step, created=1.0, variables=state(trainer).spec(), **options)
 
 
 def fill(trainer, number):
-    """Gives every variable a value that belongs to `number`."""
+    """Assigns values derived from `number` to all variables."""
     for i, variable in enumerate(state(trainer).variables.values()):
         if variable.dtype.is_floating:
             variable.assign(tf.fill(variable.shape, tf.cast(number + i / 64, variable.dtype)))
@@ -89,20 +89,20 @@ def fill(trainer, number):
 
 @pytest.fixture(scope="module")
 def trained():
-    trainer = make()
+    trainer = make_trainer()
     trainer.train(3)
     return trainer
 
 
 @pytest.fixture(scope="module")
 def fresh():
-    """A trainer to restore into; its values do not matter."""
+    """Returns a trainer to restore into; its initial values are not used."""
     return prepared()
 
 
 @pytest.fixture
 def saved(tmp_path, fresh):
-    """A manager with checkpoints of steps 1, 2 and 3."""
+    """Returns a manager with checkpoints of steps 1, 2 and 3."""
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", keep=ctl.Keep(newest=0))
     for step in (1, 2, 3):
         fill(fresh, step)
@@ -112,10 +112,10 @@ def saved(tmp_path, fresh):
 
 def restored_step(manager, trainer):
     fill(trainer, 99)
-    found = manager.restore(state(trainer))
+    restored_manifest = manager.restore(state(trainer))
     first = next(v for n, v in values(trainer).items() if "kernel" in n)
-    assert found.step == trainer.step == int(first.flat[0])
-    return found.step
+    assert restored_manifest.step == trainer.step == int(first.flat[0])
+    return restored_manifest.step
 
 
 @pytest.mark.parametrize("name", list(MANAGERS))
@@ -130,21 +130,22 @@ def test_every_manager_follows_the_protocol(tmp_path, name, fresh):
         manager.restore(state(fresh), step=5)
 
 
-@pytest.mark.parametrize("name", KEEPING)
-def test_a_state_comes_back_to_the_last_bit(tmp_path, name, trained, fresh):
+@pytest.mark.parametrize("name", STORING_MANAGERS)
+def test_a_state_is_restored_exactly(tmp_path, name, trained, fresh):
     manager = MANAGERS[name](tmp_path)
     expected = values(trained)
-    for part in ("model/", "optimizer/", "seen/", "seed", "step"):
+    for part in ("model/", "optimizer/", "mean_loss/", "seed", "step"):
         assert any(part in n for n in expected), f"no {part} in {list(expected)}"
     manager.save(state(trained), manifest(trained, 3, metrics={"loss": 0.1}, state={"a": [1]}))
     fill(fresh, 50)
-    found = manager.restore(state(fresh))
+    restored_manifest = manager.restore(state(fresh))
     assert_same(values(fresh), expected)
-    assert (found.step, found.metrics, found.state) == (3, {"loss": 0.1}, {"a": [1]})
+    assert restored_manifest.step == 3
+    assert (restored_manifest.metrics, restored_manifest.state) == ({"loss": 0.1}, {"a": [1]})
 
 
-@pytest.mark.parametrize("name", KEEPING)
-def test_the_newest_or_the_one_of_a_step_comes_back(tmp_path, name, fresh):
+@pytest.mark.parametrize("name", STORING_MANAGERS)
+def test_the_newest_or_the_requested_step_is_restored(tmp_path, name, fresh):
     manager = MANAGERS[name](tmp_path)
     for step in (2, 10, 9, 30):
         fill(fresh, step)
@@ -155,34 +156,34 @@ def test_the_newest_or_the_one_of_a_step_comes_back(tmp_path, name, fresh):
         manager.restore(state(fresh), step=2)
 
 
-@pytest.mark.parametrize("name", KEEPING)
-def test_another_model_is_refused_with_a_list_and_nothing_is_restored(tmp_path, name, trained):
+@pytest.mark.parametrize("name", STORING_MANAGERS)
+def test_another_model_is_refused_with_a_list_and_no_variable_is_restored(tmp_path, name, trained):
     manager = MANAGERS[name](tmp_path)
     manager.save(state(trained), manifest(trained, 3))
     other = prepared(hidden=5)
     before = values(other)
-    with pytest.raises(ctl.CheckpointError, match="another model; no variable was restored") as caught:
+    with pytest.raises(ctl.CheckpointError, match="another model; no variable was restored") as raised:
         manager.restore(state(other))
-    text = str(caught.value)
-    assert "differs: model/" in text and "[8, 16]" in text and "[8, 5]" in text
-    assert "not in this model: model/" in text and "seed" in text
+    error_message = str(raised.value)
+    assert "differs: model/" in error_message and "[8, 16]" in error_message and "[8, 5]" in error_message
+    assert "not in this model: model/" in error_message and "seed" in error_message
     assert_same(before, values(other))
 
 
 def test_missing_variables_are_listed_too(tmp_path, trained, fresh):
     manager = ctl.MemoryCheckpoints()
-    small = prepared(kind=Small)
+    small = prepared(trainer_class=Small)
     manager.save(state(small), manifest(small, 1))
-    with pytest.raises(ctl.CheckpointError, match="missing in the checkpoint: seen/"):
+    with pytest.raises(ctl.CheckpointError, match="missing in the checkpoint: mean_loss/"):
         manager.restore(state(fresh))
 
 
 @pytest.mark.parametrize("save_on", [1, 2])
-@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("name", STORING_MANAGERS)
 def test_two_replicas_and_one_device_read_each_other_s_states(tmp_path, name, save_on, two_replicas):
     manager = MANAGERS[name](tmp_path)
     strategies = ["default", two_replicas]
-    writer, reader = (make(s) for s in (strategies if save_on == 1 else strategies[::-1]))
+    writer, reader = (make_trainer(s) for s in (strategies if save_on == 1 else strategies[::-1]))
     writer.train(2)
     manager.save(state(writer), manifest(writer, 2))
     reader.prepare()
@@ -194,9 +195,9 @@ def test_two_replicas_and_one_device_read_each_other_s_states(tmp_path, name, sa
             assert all((p == parts[0]).all() for p in parts), "replicas differ"
 
 
-@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("name", STORING_MANAGERS)
 @pytest.mark.parametrize(
-    ("keep", "losses", "stay"),
+    ("keep", "losses", "kept_steps"),
     [
         (ctl.Keep(newest=2), [1, 2, 3, 4], [3, 4]),
         (ctl.Keep(newest=1), [1, 2, 3, 4], [4]),
@@ -208,30 +209,30 @@ def test_two_replicas_and_one_device_read_each_other_s_states(tmp_path, name, sa
         (ctl.Keep(newest=1, best="accuracy"), [1, 2, 3, 4], [4]),
     ],
 )
-def test_the_newest_and_the_best_stay(tmp_path, name, keep, losses, stay, fresh):
+def test_the_newest_and_the_best_are_kept(tmp_path, name, keep, losses, kept_steps, fresh):
     manager = MANAGERS[name](tmp_path)
     manager.keep = keep
     for step, loss in enumerate(losses, 1):
         manager.save(state(fresh), manifest(fresh, step, metrics={"loss": float(loss)}))
-    kept = manager.steps() if name == "chief_only" else sorted(manager._saved_by_step)
-    assert kept == stay
+    steps = manager.steps() if name == "chief_only" else sorted(manager._saved_by_step)
+    assert steps == kept_steps
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "3,best", "3,worst=loss", "3,mode=most", "1.5"])
-def test_a_wrong_word_for_keep_is_refused(text):
+def test_a_wrong_string_for_keep_is_refused(text):
     with pytest.raises(ctl.UsageError, match="keep"):
         ctl.Keep.parse(text)
 
 
-def test_the_words_for_keep_are_read():
+def test_strings_for_keep_are_parsed():
     assert ctl.Keep.parse("5") == ctl.Keep(newest=5)
     assert ctl.Keep.parse("3, best=mae, mode=max") == ctl.Keep(newest=3, best="mae", mode="max")
 
 
-def test_plain_tensorflow_reads_what_was_saved(tmp_path, trained):
+def test_plain_tensorflow_reads_a_checkpoint(tmp_path, trained):
     manager = ctl.ChiefOnlyCheckpoints(tmp_path)
     path = manager.save(state(trained), manifest(trained, 3))
-    other = make()
+    other = make_trainer()
     other.build()
     other.optimizer.build(other.model.trainable_variables)
     step = tf.Variable(0, dtype=tf.int64)
@@ -244,12 +245,12 @@ def test_plain_tensorflow_reads_what_was_saved(tmp_path, trained):
     assert step.numpy() == 3
 
 
-def truncated(path):
+def truncate(path):
     data = next(path.glob("state.data*"))
     data.write_bytes(data.read_bytes()[:-3])
 
 
-def flipped(path):
+def flip_bit(path):
     data = next(path.glob("state.data*"))
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
@@ -257,8 +258,8 @@ def flipped(path):
 
 
 DAMAGES = {
-    "truncated": truncated,
-    "a bit flipped": flipped,
+    "truncated": truncate,
+    "a bit flipped": flip_bit,
     "index missing": lambda path: (path / "state.index").unlink(),
     "manifest missing": lambda path: (path / "manifest.json").unlink(),
     "manifest cut short": lambda path: (path / "manifest.json").write_text('{"step": 3'),
@@ -267,7 +268,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES))
-def test_a_damaged_checkpoint_is_passed_over_and_all_damaged_is_an_error(saved, fresh, damage):
+def test_a_damaged_checkpoint_is_skipped_and_all_damaged_is_an_error(saved, fresh, damage):
     DAMAGES[damage](saved.directory / "ckpt-3")
     assert restored_step(saved, fresh) == 2
     for step in (1, 2):
@@ -278,33 +279,33 @@ def test_a_damaged_checkpoint_is_passed_over_and_all_damaged_is_an_error(saved, 
     assert_same(before, values(fresh))
 
 
-def test_no_flipped_bit_in_a_manifest_is_more_than_a_damaged_checkpoint(saved, fresh):
+def test_a_flipped_bit_in_a_manifest_makes_a_damaged_checkpoint(saved, fresh):
     path = saved.directory / "ckpt-3" / "manifest.json"
     content = json.loads(path.read_text())
     first = next(iter(content["files"]))
-    content["files"][first] = {"sixe": 1, "checksum": "sha256:0"}  # z with a bit flipped
+    content["files"][first] = {"sixe": 1, "checksum": "sha256:0"}  # "size" with a flipped bit
     path.write_text(json.dumps(content))
     assert restored_step(saved, fresh) == 2
 
 
-def test_left_overs_are_swept_and_nothing_else_is(saved, fresh):
-    mine = ["workertemp_x", "my-tmp-ckpt-1", "ckpt-best", "notes"]
-    for name in ["tmp-ckpt-4", "workertemp_0", "workertemp_12", "tmp-ckpt-4_temp", *mine]:
+def test_leftovers_are_deleted_and_no_other_files(saved, fresh):
+    other_names = ["workertemp_x", "my-tmp-ckpt-1", "ckpt-best", "notes"]
+    for name in ["tmp-ckpt-4", "workertemp_0", "workertemp_12", "tmp-ckpt-4_temp", *other_names]:
         (saved.directory / name).mkdir()
         (saved.directory / name / "file").touch()
     elsewhere = saved.directory.parent / "workertemp_1"
     elsewhere.mkdir()
     before = {p.name for p in saved.directory.iterdir()}
     assert restored_step(saved, fresh) == 3
-    assert {p.name for p in saved.directory.iterdir()} == before  # it may be another's directory
+    assert {p.name for p in saved.directory.iterdir()} == before  # another run may own the directory
     saved.begin(state(fresh), print)
-    left = {p.name for p in saved.directory.iterdir()}
-    assert left == {"ckpt-1", "ckpt-2", "ckpt-3", *mine}
+    remaining_names = {p.name for p in saved.directory.iterdir()}
+    assert remaining_names == {"ckpt-1", "ckpt-2", "ckpt-3", *other_names}
     assert elsewhere.exists()
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-def test_a_save_that_fails_leaves_nothing_behind(tmp_path, saved, fresh, error):
+def test_a_save_that_fails_leaves_no_files(tmp_path, saved, fresh, error):
     def write(prefix):
         with open(prefix + ".data", "w") as file:
             file.write("half")
@@ -323,6 +324,6 @@ def test_a_step_saved_again_replaces_the_old_one(saved, fresh):
     assert saved.steps() == [1, 2, 3]
 
 
-def test_a_renamed_checkpoint_is_not_believed(saved, fresh):
+def test_a_renamed_checkpoint_is_skipped(saved, fresh):
     shutil.move(saved.directory / "ckpt-3", saved.directory / "ckpt-7")
     assert restored_step(saved, fresh) == 2

@@ -1,4 +1,4 @@
-"""Exported files need no ctl: they load elsewhere and predict the same."""
+"""Exported files: they load without ctl and give the same predictions."""
 
 import shutil
 import sys
@@ -16,28 +16,28 @@ from ctl.io import paths
 from small_models import PlainModel, Small, every_step, examples, weights
 from two_models import Pair
 
-QUIET = dict(strategy="default", writers=[], intervals=every_step(log=ctl.Every()))
+NO_REPORTS = dict(strategy="default", writers=[], intervals=every_step(log=ctl.Every()))
 
-ELSEWHERE = """
+LOAD_WITHOUT_CTL = """
 import json, sys
 import keras, numpy as np, tensorflow as tf
 x = np.load(sys.argv[1] + "/x.npy")
 model = keras.models.load_model(sys.argv[1] + "/model.keras")
 saved = tf.saved_model.load(sys.argv[1] + "/saved_model")
-kept = model.predict(x, verbose=0)
+predictions = model.predict(x, verbose=0)
 served = saved.serve(tf.constant(x))
 rebuilt = keras.models.clone_model(model)
 model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 rebuilt.load_weights(sys.argv[1] + "/model.weights.h5")
-again = rebuilt.predict(x, verbose=0)
+rebuilt_predictions = rebuilt.predict(x, verbose=0)
 history = model.fit(x, np.zeros(len(x)), epochs=3, verbose=0).history["loss"]
-print(json.dumps({"keras": kept.tolist(), "saved_model": np.asarray(served).tolist(),
-                  "weights": again.tolist(), "losses": history, "ctl": "ctl" in sys.modules}))
+print(json.dumps({"keras": predictions.tolist(), "saved_model": np.asarray(served).tolist(),
+                  "weights": rebuilt_predictions.tolist(), "losses": history, "ctl": "ctl" in sys.modules}))
 """
 
 
-def made(kind=Small, **options):
-    trainer = kind(**QUIET, **options)
+def make_trainer(trainer_class=Small, **options):
+    trainer = trainer_class(**NO_REPORTS, **options)
     trainer.prepare()
     return trainer
 
@@ -48,22 +48,22 @@ def names(directory):
 
 @pytest.mark.workers
 def test_every_format_predicts_the_same_in_a_process_without_ctl(tmp_path, run_program):
-    trainer = Small(model_dir=str(tmp_path), **QUIET)
+    trainer = Small(model_dir=str(tmp_path), **NO_REPORTS)
     trainer.train(2, export=("keras", "saved_model", "weights"))
     x = examples()[0][:5]
     np.save(tmp_path / "export" / "x.npy", x)
     assert names(tmp_path / "export") == ["model.keras", "model.weights.h5", "saved_model", "x.npy"]
-    result = run_program(1, ["-c", ELSEWHERE, str(tmp_path / "export")], fresh=True)[0]
+    result = run_program(1, ["-c", LOAD_WITHOUT_CTL, str(tmp_path / "export")], fresh=True)[0]
     assert result.code == 0, result.output
     expected = trainer.model(x).numpy()
-    for word in ("keras", "saved_model", "weights"):
-        np.testing.assert_allclose(result.json[word], expected, atol=1e-6)
-    assert result.json["losses"][-1] < result.json["losses"][0], "it can be trained on"
+    for export_format in ("keras", "saved_model", "weights"):
+        np.testing.assert_allclose(result.json[export_format], expected, atol=1e-6)
+    assert result.json["losses"][-1] < result.json["losses"][0], "the loaded model is trainable"
     assert not result.json["ctl"]
 
 
 def test_exporting_again_replaces_the_files_and_leaves_no_temporary_ones(tmp_path):
-    trainer = made()
+    trainer = make_trainer()
     exported = trainer.export(directory=str(tmp_path))
     assert exported == [str(tmp_path / "model.keras"), str(tmp_path / "saved_model")]
     (tmp_path / "saved_model" / "old").touch()
@@ -76,25 +76,25 @@ def test_exporting_again_replaces_the_files_and_leaves_no_temporary_ones(tmp_pat
 
 
 @pytest.mark.parametrize("exchanged", [True, False])
-def test_a_directory_is_there_whole_at_every_moment_of_its_replacement(tmp_path, monkeypatch, exchanged):
-    if not exchanged:  # another system than Linux: for the time of one rename there is none
+def test_a_directory_is_complete_at_every_moment_of_its_replacement(tmp_path, monkeypatch, exchanged):
+    if not exchanged:  # without renameat2 (not on Linux) the directory is missing during one rename
         monkeypatch.setattr(paths.ctypes, "CDLL", lambda name: None)
-    trainer = made()
+    trainer = make_trainer()
     trainer.export("saved_model", directory=str(tmp_path))
-    seen, rmtree = [], shutil.rmtree
+    is_complete, rmtree = [], shutil.rmtree
 
-    def watched(path, *more, **options):
-        rmtree(path, *more, **options)
-        seen.append((tmp_path / "saved_model" / "saved_model.pb").exists())
+    def remove_and_check(path, *args, **options):
+        rmtree(path, *args, **options)
+        is_complete.append((tmp_path / "saved_model" / "saved_model.pb").exists())
 
-    monkeypatch.setattr(shutil, "rmtree", watched)
+    monkeypatch.setattr(shutil, "rmtree", remove_and_check)
     trainer.export("saved_model", directory=str(tmp_path))
-    assert len(seen) >= 3 and all(seen)
+    assert len(is_complete) >= 3 and all(is_complete)
     assert names(tmp_path) == ["saved_model"]
 
 
-def test_an_export_that_fails_leaves_what_was_there(tmp_path):
-    trainer = made()
+def test_an_export_that_fails_leaves_the_old_files(tmp_path):
+    trainer = make_trainer()
     trainer.export("keras", directory=str(tmp_path))
     before = (tmp_path / "model.keras").read_bytes()
 
@@ -110,7 +110,7 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path):
 
 
 class Callable(Small):
-    """A tf.Module whose call is a tf.function, so that a SavedModel can serve it."""
+    """A trainer of a tf.Module with a tf.function that a SavedModel can serve."""
 
     def build(self):
         self.framework, self.word = "module", "sgd"
@@ -123,7 +123,7 @@ class Callable(Small):
 
 
 def test_a_module_becomes_a_saved_model_with_its_functions(tmp_path):
-    trainer = made(Callable)
+    trainer = make_trainer(Callable)
     assert trainer.export(directory=str(tmp_path)) == [str(tmp_path / "saved_model")]
     x = examples()[0][:3]
     loaded = tf.saved_model.load(str(tmp_path / "saved_model"))
@@ -132,49 +132,49 @@ def test_a_module_becomes_a_saved_model_with_its_functions(tmp_path):
 
 def test_a_format_that_a_module_cannot_have_is_refused(tmp_path):
     with pytest.raises(ctl.UsageError, match="keras"):
-        made(Callable).export("keras", directory=str(tmp_path))
+        make_trainer(Callable).export("keras", directory=str(tmp_path))
 
 
-@pytest.mark.parametrize("word", ["keras", "weights", "saved_model"])
-def test_a_tf_keras_model_is_exported_too(tmp_path, word):
-    trainer = made(framework="tf_keras")
-    (path,) = trainer.export(word, directory=str(tmp_path))
+@pytest.mark.parametrize("export_format", ["keras", "weights", "saved_model"])
+def test_a_tf_keras_model_is_exported_too(tmp_path, export_format):
+    trainer = make_trainer(framework="tf_keras")
+    (path,) = trainer.export(export_format, directory=str(tmp_path))
     x = examples()[0][:3]
     expected = trainer.model(x).numpy()
-    if word == "keras":
+    if export_format == "keras":
         np.testing.assert_allclose(tf_keras.models.load_model(path)(x), expected, atol=1e-6)
-    elif word == "weights":
-        kept = weights(trainer)
-        trainer.model.set_weights([w * 0 for w in kept])
+    elif export_format == "weights":
+        weights_before = weights(trainer)
+        trainer.model.set_weights([w * 0 for w in weights_before])
         trainer.model.load_weights(path)
-        for a, b in zip(kept, weights(trainer), strict=True):
+        for a, b in zip(weights_before, weights(trainer), strict=True):
             np.testing.assert_array_equal(a, b)
     else:
         loaded = tf.saved_model.load(path)
         np.testing.assert_allclose(loaded.serve(x), expected, atol=1e-6)
 
 
-def test_an_unknown_format_is_refused_with_those_that_there_are(tmp_path):
+def test_an_unknown_format_is_refused_with_the_known_formats(tmp_path):
     with pytest.raises(ctl.UsageError, match="'onnx'.*keras, saved_model, weights"):
-        made().export("onnx", directory=str(tmp_path))
+        make_trainer().export("onnx", directory=str(tmp_path))
     assert not (tmp_path / "model.keras").exists()
 
 
-def test_an_export_needs_a_place():
+def test_an_export_requires_a_directory():
     with pytest.raises(ctl.UsageError, match=r"directory=\.\.\., or the trainer a model_dir"):
-        made().export("keras")
+        make_trainer().export("keras")
 
 
-@pytest.mark.parametrize("formats", [("onnx",), ("keras",)], ids=["unknown", "no place"])
-def test_train_refuses_an_export_that_cannot_be_before_any_work(formats):
-    trainer = Small(**QUIET)
+@pytest.mark.parametrize("formats", [("onnx",), ("keras",)], ids=["unknown", "no directory"])
+def test_train_refuses_an_impossible_export_before_any_work(formats):
+    trainer = Small(**NO_REPORTS)
     with pytest.raises(ctl.UsageError):
         trainer.train(1, export=formats)
     assert trainer.step == 0
 
 
 class Served(Small):
-    """Serves the softmax, and the largest."""
+    """A trainer with signatures for the softmax and the most likely class."""
 
     def signatures(self):
         def probabilities(x):
@@ -188,31 +188,32 @@ class Served(Small):
 
 @pytest.mark.parametrize("framework", ["keras3", "tf_keras", "module"])
 @pytest.mark.parametrize("where", ["one device", "two replicas"])
-def test_a_saved_model_serves_what_signatures_say(tmp_path, two_replicas, framework, where):
+def test_a_saved_model_serves_the_signatures(tmp_path, two_replicas, framework, where):
     trainer = Served(framework=framework, **{
-        **QUIET, "strategy": "default" if where == "one device" else two_replicas})  # fmt: skip
+        **NO_REPORTS, "strategy": "default" if where == "one device" else two_replicas})  # fmt: skip
     (path,) = trainer.export("saved_model", directory=str(tmp_path))
     signatures = tf.saved_model.load(path).signatures
     x = tf.constant(examples()[0][:5])
     logits = trainer.model(x)
-    found = signatures["serving_default"](x=x)["probabilities"]
-    np.testing.assert_allclose(found, tf.nn.softmax(logits), atol=1e-6)
+    probabilities = signatures["serving_default"](x=x)["probabilities"]
+    np.testing.assert_allclose(probabilities, tf.nn.softmax(logits), atol=1e-6)
     assert (signatures["largest"](x=x)["class"].numpy() == tf.argmax(logits, 1).numpy()).all()
 
 
 @pytest.mark.parametrize(
-    "found", [None, {"serve": len}, {"serve": tf.function(lambda x: x)}, {1: None}],
+    "signatures", [None, {"serve": len}, {"serve": tf.function(lambda x: x)}, {1: None}],
     ids=["nothing", "no tf.function", "no input_signature", "no name"],
 )  # fmt: skip
-def test_signatures_that_cannot_be_served_are_refused_before_any_work(tmp_path, found):
-    trainer = type("Wrong", (Small,), {"signatures": lambda self: found})(model_dir=str(tmp_path), **QUIET)
+def test_signatures_that_cannot_be_served_are_refused_before_any_work(tmp_path, signatures):
+    trainer_class = type("Invalid", (Small,), {"signatures": lambda self: signatures})
+    trainer = trainer_class(model_dir=str(tmp_path), **NO_REPORTS)
     with pytest.raises(ctl.UsageError, match=r"signatures\(\) returned .*input_signature"):
         trainer.train(1, export=["saved_model"])
     assert trainer.step == 0
 
 
 def test_models_are_exported_by_name(tmp_path):
-    trainer = Pair(**QUIET)
+    trainer = Pair(**NO_REPORTS)
     formats = "generator:keras", "critic:keras", "generator:weights"
     paths = trainer.export(*formats, directory=str(tmp_path))
     assert [str(Path(p).relative_to(tmp_path)) for p in paths] == [
@@ -225,7 +226,7 @@ def test_models_are_exported_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("formats", "words"),
+    ("formats", "error_pattern"),
     [
         ((), r"export of keras: self.model is not set; expected one of generator, critic.*generator:keras"),
         (("keras",), "self.model is not set; expected one of generator, critic"),
@@ -234,13 +235,13 @@ def test_models_are_exported_by_name(tmp_path):
         (("generator:onnx",), "expected none, or some of keras"),
     ],
 )
-def test_an_export_without_a_model_names_those_that_there_are(formats, words, tmp_path):
-    with pytest.raises(ctl.UsageError, match=words):
-        Pair(**QUIET).export(*formats, directory=str(tmp_path))
+def test_an_export_without_a_model_names_the_models(formats, error_pattern, tmp_path):
+    with pytest.raises(ctl.UsageError, match=error_pattern):
+        Pair(**NO_REPORTS).export(*formats, directory=str(tmp_path))
 
 
-def test_a_training_with_such_an_export_is_refused_before_its_first_step(tmp_path):
-    trainer = Pair(model_dir=str(tmp_path / "run"), **QUIET)
+def test_a_training_with_an_export_without_a_model_is_refused_before_its_first_step(tmp_path):
+    trainer = Pair(model_dir=str(tmp_path / "run"), **NO_REPORTS)
     with pytest.raises(ctl.UsageError, match="--export=generator:keras"):
         trainer.train(2, export=["keras"])
     assert trainer.step == 0
@@ -248,7 +249,7 @@ def test_a_training_with_such_an_export_is_refused_before_its_first_step(tmp_pat
     assert (tmp_path / "run/export/generator/model.keras").stat().st_size
 
 
-def test_the_command_line_refuses_an_export_without_a_model_and_notes_what_it_leaves_out(tmp_path):
+def test_the_command_line_refuses_an_export_without_a_model_and_logs_a_skipped_export(tmp_path):
     program = [sys.executable, str(PROGRAMS / "two_models.py"), "--global_batch_size=8"]
 
     def run(*arguments):

@@ -1,4 +1,4 @@
-"""A snapshot has the values of the call and the bytes of TensorFlow's own checkpoint."""
+"""Snapshots: values at the time of the call, and files identical to a checkpoint of TensorFlow."""
 
 import errno
 import filecmp
@@ -19,24 +19,24 @@ from test_checkpoints import Measured, assert_same, fill, manifest, prepared, st
 
 
 class Counting(Small):
-    """With a variable that is summed over replicas when it is read, and a half-precision one."""
+    """A trainer with a variable that is summed over replicas on read, and a bfloat16 variable."""
 
     def build(self):
         super().build()
-        self.seen = tf.Variable(
+        self.num_steps = tf.Variable(
             0.0, trainable=False, synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
         )  # fmt: skip
         self.half = tf.Variable([1.5, -2.0], dtype=tf.bfloat16, trainable=False)
 
     def train_step(self, batch):
-        self.seen.assign_add(1.0)
+        self.num_steps.assign_add(1.0)
         return super().train_step(batch)
 
 
-def make(framework, strategy, kind=Counting):
+def make_trainer(framework, strategy, trainer_class=Counting):
     dropout = 0.0 if framework == "module" else 0.3
-    return kind(
+    return trainer_class(
         framework=framework, optimizer="adam", dropout=dropout, strategy=strategy, writers=[],
         intervals=every_step(log=ctl.Every()),
     )  # fmt: skip
@@ -44,35 +44,35 @@ def make(framework, strategy, kind=Counting):
 
 @pytest.mark.parametrize("framework", ["keras3", "tf_keras", "module"])
 @pytest.mark.parametrize(
-    "word", some_of(["default", "one_device", "mirrored", "central_storage"], "mirrored")
+    "strategy_name", some_of(["default", "one_device", "mirrored", "central_storage"], "mirrored")
 )
-def test_a_snapshot_is_byte_for_byte_what_tensorflow_writes(tmp_path, word, framework):
-    devices = ["cpu:0", "cpu:1"] if word == "mirrored" else ["cpu:0"]
-    several = {"devices": devices} if word in ("mirrored", "one_device") else {}
-    strategy = ctl.make_strategy(word, **several)
-    trainer = make(framework, strategy, Small if word == "central_storage" else Counting)
+def test_the_files_of_a_snapshot_are_identical_to_those_of_tensorflow(tmp_path, strategy_name, framework):
+    devices = ["cpu:0", "cpu:1"] if strategy_name == "mirrored" else ["cpu:0"]
+    several = {"devices": devices} if strategy_name in ("mirrored", "one_device") else {}
+    strategy = ctl.make_strategy(strategy_name, **several)
+    trainer = make_trainer(framework, strategy, Small if strategy_name == "central_storage" else Counting)
     trainer.prepare()
-    here = trainer._prepared_trainer.state
+    trainer_state = trainer._prepared_trainer.state
     (tmp_path / "ours").mkdir()
     reader = snapshot.SnapshotReader()
     for copy in (False, True):
         trainer.train(trainer.step + 2)
-        taken = reader.take(here, keep=True, copy=copy)
-        taken.write(f"{tmp_path}/ours/state")
-        here.checkpoint.write(f"{tmp_path}/theirs/state")
+        captured = reader.take(trainer_state, keep=True, copy=copy)
+        captured.write(f"{tmp_path}/ours/state")
+        trainer_state.checkpoint.write(f"{tmp_path}/theirs/state")
         names = sorted(p.name for p in (tmp_path / "theirs").iterdir())
         assert names == sorted(p.name for p in (tmp_path / "ours").iterdir())
         same = filecmp.cmpfiles(tmp_path / "ours", tmp_path / "theirs", names, shallow=False)
         assert same == (names, [], [])
     size = sum(p.stat().st_size for p in (tmp_path / "ours").iterdir())
-    assert size / 3 < taken.num_bytes < size
+    assert size / 3 < captured.num_bytes < size
     reader = tf.train.load_checkpoint(f"{tmp_path}/ours/state")
-    assert len(taken.keys) == len(here.variables)
-    for name, key in taken.keys.items():
-        np.testing.assert_array_equal(reader.get_tensor(key), here.variables[name].numpy())
+    assert len(captured.keys) == len(trainer_state.variables)
+    for name, key in captured.keys.items():
+        np.testing.assert_array_equal(reader.get_tensor(key), trainer_state.variables[name].numpy())
 
 
-def test_without_that_part_of_tensorflow_all_workers_write(tmp_path, monkeypatch):
+def test_all_workers_write_if_tensorflow_cannot_serialize_a_snapshot(tmp_path, monkeypatch):
     trainer = prepared()
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", background=True)
     monkeypatch.setattr(snapshot, "_serialize", lambda checkpoint: None)
@@ -82,19 +82,19 @@ def test_without_that_part_of_tensorflow_all_workers_write(tmp_path, monkeypatch
     fill(trainer, 4)
     assert manager.restore(state(trainer)).step == 3
     assert_same(values(trainer), expected)
-    here = state(trainer)
+    trainer_state = state(trainer)
     other = SimpleNamespace(
-        checkpoint=here.checkpoint, topology=SimpleNamespace(is_chief=False, worker_index=1)
+        checkpoint=trainer_state.checkpoint, topology=SimpleNamespace(is_chief=False, worker_index=1)
     )
     written = []
-    write = here.checkpoint.write
-    monkeypatch.setattr(here.checkpoint, "write", lambda p: (written.append(p), write(p)))
+    write = trainer_state.checkpoint.write
+    monkeypatch.setattr(trainer_state.checkpoint, "write", lambda p: (written.append(p), write(p)))
     assert manager.save(other, manifest(trainer, 5)) is None
     assert written == [f"{tmp_path}/c/workertemp_1/state"]
     assert [p.name for p in (tmp_path / "c").iterdir()] == ["ckpt-3"]
 
 
-def test_the_others_read_and_write_nothing(tmp_path):
+def test_workers_other_than_the_chief_write_no_files(tmp_path):
     trainer = prepared()
     other = SimpleNamespace(
         checkpoint=state(trainer).checkpoint, variables={},
@@ -106,72 +106,73 @@ def test_the_others_read_and_write_nothing(tmp_path):
     assert not (tmp_path / "c").exists()
 
 
-class Slow:
-    """commit.write_checkpoint that waits to be let go, and counts how many are at work."""
+class SlowWrites:
+    """A commit.write_checkpoint that blocks until `may_write` is set and counts active calls."""
 
     def __init__(self, monkeypatch):
-        self.go, self.begun, self.at_work, self.most = threading.Event(), threading.Event(), 0, 0
+        self.may_write, self.started = threading.Event(), threading.Event()
+        self.num_active, self.max_active = 0, 0
         self._write = commit.write_checkpoint
         monkeypatch.setattr(commit, "write_checkpoint", self)
 
-    def __call__(self, *arguments, **how):
-        self.at_work += 1
-        self.most = max(self.most, self.at_work)
-        self.begun.set()
-        assert self.go.wait(TIMEOUT_SECS)
-        path = self._write(*arguments, **how)
-        self.at_work -= 1
+    def __call__(self, *arguments, **options):
+        self.num_active += 1
+        self.max_active = max(self.max_active, self.num_active)
+        self.started.set()
+        assert self.may_write.wait(TIMEOUT_SECS)
+        path = self._write(*arguments, **options)
+        self.num_active -= 1
         return path
 
 
-@pytest.mark.parametrize("kind", [Measured, Counting])
-def test_what_is_saved_in_the_background_is_the_state_of_the_call(tmp_path, monkeypatch, kind):
-    slow = Slow(monkeypatch)
-    trainer = prepared(kind=kind)
+@pytest.mark.parametrize("trainer_class", [Measured, Counting])
+def test_a_save_in_the_background_has_the_state_of_the_call(tmp_path, monkeypatch, trainer_class):
+    slow = SlowWrites(monkeypatch)
+    trainer = prepared(trainer_class=trainer_class)
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", background=True)
-    told = []
-    manager.begin(state(trainer), lambda *what: told.append(what))
-    for number in (3, 4):  # the second one uses the memory of the first
+    notifications = []
+    manager.begin(state(trainer), lambda *args: notifications.append(args))
+    for number in (3, 4):  # the second snapshot reuses the buffers of the first
         fill(trainer, number)
         expected = values(trainer)
-        slow.go.clear()
+        slow.may_write.clear()
         assert manager.save(state(trainer), manifest(trainer, number)) is None
-        assert slow.begun.wait(TIMEOUT_SECS) and manager.steps() == list(range(3, number))
+        assert slow.started.wait(TIMEOUT_SECS) and manager.steps() == list(range(3, number))
         fill(trainer, 50)
         trainer.train(trainer.step + 1)  # in-place updates of Adam
-        assert len(told) == number - 3
-        slow.go.set()
+        assert len(notifications) == number - 3
+        slow.may_write.set()
         manager.finish()
-        assert told[-1] == (number, str(tmp_path / "c" / f"ckpt-{number}"))
+        assert notifications[-1] == (number, str(tmp_path / "c" / f"ckpt-{number}"))
         manager.restore(state(trainer))
         assert_same(values(trainer), expected)
 
 
-def test_a_variable_whose_rows_are_updated_is_saved_as_it_was(tmp_path):
+def test_a_snapshot_does_not_change_with_later_updates_of_rows(tmp_path):
     table = tf.Variable(tf.zeros([64, 8]))
-    here = SimpleNamespace(checkpoint=tf.train.Checkpoint(table=table), variables={"table": table})
+    table_state = SimpleNamespace(checkpoint=tf.train.Checkpoint(table=table), variables={"table": table})
     table.scatter_update(tf.IndexedSlices(tf.ones([1, 8]), [0]))
     expected = table.numpy()
-    taken = snapshot.SnapshotReader().take(here, keep=True, copy=True)
+    captured = snapshot.SnapshotReader().take(table_state, keep=True, copy=True)
     table.scatter_update(tf.IndexedSlices(tf.fill([64, 8], 7.0), range(64)))
-    taken.write(f"{tmp_path}/state")
-    found = tf.train.load_checkpoint(f"{tmp_path}/state").get_tensor(taken.keys["table"])
-    np.testing.assert_array_equal(found, expected)
+    captured.write(f"{tmp_path}/state")
+    saved_table = tf.train.load_checkpoint(f"{tmp_path}/state").get_tensor(captured.keys["table"])
+    np.testing.assert_array_equal(saved_table, expected)
 
 
 def test_two_saves_never_overlap_and_restoring_waits_for_one(tmp_path, monkeypatch):
-    slow = Slow(monkeypatch)
+    slow = SlowWrites(monkeypatch)
     trainer = prepared()
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", background=True)
     manager.save(state(trainer), manifest(trainer, 1))
-    assert slow.begun.wait(TIMEOUT_SECS)
+    assert slow.started.wait(TIMEOUT_SECS)
     other = threading.Thread(target=manager.save, args=(state(trainer), manifest(trainer, 2)))
     other.start()
-    assert slow.at_work == 1 and manager.steps() == []
-    slow.go.set()
+    assert slow.num_active == 1 and manager.steps() == []
+    slow.may_write.set()
     other.join(TIMEOUT_SECS)
     assert manager.restore(state(trainer)).step == 2
-    assert slow.most == 1 and manager.steps() == [1, 2]
+    assert slow.max_active == 1 and manager.steps() == [1, 2]
 
 
 def failing(error):
@@ -192,11 +193,11 @@ def test_a_failed_save_is_a_warning_and_the_next_one_works(tmp_path, monkeypatch
         broken.setattr(snapshot.Snapshot, "write", failing(FULL))
         assert manager.save(state(trainer), manifest(trainer, 1)) is None
         manager._saving.wait()
-    [said] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    for words in (f"{tmp_path}/c/ckpt-1", "No space left", " are free there",
-                  "There is no checkpoint yet", "Training continues; the last save"):  # fmt: skip
-        assert words in said
-    assert re.search(r"It needs \d,\d{3} bytes, ", said)
+    [warning] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    for text in (f"{tmp_path}/c/ckpt-1", "No space left", " are free there",
+                 "There is no checkpoint yet", "Training continues; the last save"):  # fmt: skip
+        assert text in warning
+    assert re.search(r"It needs \d,\d{3} bytes, ", warning)
     manager.save(state(trainer), manifest(trainer, 2))
     manager.finish()
     assert manager.steps() == [2]
@@ -211,15 +212,15 @@ def test_the_last_save_of_a_run_must_succeed(tmp_path, monkeypatch, background):
     manager.finish()
     monkeypatch.setattr(commit, "write_manifest", failing(FULL))
     opened = saving.opened_manager(manager, state(trainer), print)
-    with pytest.raises(SaveError, match="newest checkpoint is of step 1") as caught, opened:
+    with pytest.raises(SaveError, match="newest checkpoint is of step 1") as raised, opened:
         manager.save(state(trainer), manifest(trainer, 2))
-    assert caught.value.exit_code == 1 and isinstance(caught.value, ctl.CheckpointError)
+    assert raised.value.exit_code == 1 and isinstance(raised.value, ctl.CheckpointError)
     assert manager.steps() == [1]
-    manager.finish()  # said once
+    manager.finish()  # the error is raised only once
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_by_choice_a_failed_save_ends_the_run(tmp_path, monkeypatch, background):
+def test_a_failed_save_ends_the_run_with_on_error_raise(tmp_path, monkeypatch, background):
     trainer = prepared()
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", background=background, on_error="raise")
     monkeypatch.setattr(snapshot.Snapshot, "write", failing(FULL))
@@ -230,7 +231,7 @@ def test_by_choice_a_failed_save_ends_the_run(tmp_path, monkeypatch, background)
         ctl.ChiefOnlyCheckpoints(tmp_path, on_error="stop")
 
 
-def test_what_is_no_fault_of_the_disk_is_raised_at_the_next_save(tmp_path, monkeypatch):
+def test_an_error_that_is_no_os_error_is_raised_at_the_next_save(tmp_path, monkeypatch):
     trainer = prepared()
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", background=True)
     with monkeypatch.context() as broken:
@@ -241,7 +242,7 @@ def test_what_is_no_fault_of_the_disk_is_raised_at_the_next_save(tmp_path, monke
         manager.save(state(trainer), manifest(trainer, 2))
 
 
-def test_the_first_error_is_seen_and_a_failed_save_is_logged(tmp_path, monkeypatch, caplog):
+def test_the_first_error_is_raised_and_a_failed_save_is_logged(tmp_path, monkeypatch, caplog):
     trainer = prepared()
     manager = ctl.ChiefOnlyCheckpoints(tmp_path / "c", background=True)
     monkeypatch.setattr(snapshot.Snapshot, "write", failing(FULL))
@@ -251,7 +252,7 @@ def test_the_first_error_is_seen_and_a_failed_save_is_logged(tmp_path, monkeypat
     assert any(r.levelno == logging.ERROR and "ckpt-1" in r.getMessage() for r in caplog.records)
 
 
-def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path):
+def test_saves_in_the_background_do_not_change_a_run(tmp_path):
     digests = []
     for background in (False, True):
         writer = ctl.MemoryWriter()

@@ -1,4 +1,4 @@
-"""Files of earlier writes at the place of a checkpoint, and directories that TensorFlow cannot name."""
+"""Files of interrupted writes in a checkpoint directory, and directory names with pattern characters."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ def test_a_checkpoint_contains_no_file_of_an_interrupted_save(tmp_path, scheme):
     (stale / "state.data-00001-of-00002").write_bytes(b"half")
 
     def write_state(prefix):
-        paths.path(prefix + ".index").write_bytes(b"whole")
+        paths.path(prefix + ".index").write_bytes(b"complete")
 
-    final = commit.write_checkpoint(directory, ctl.Manifest(step=3, created=1.0), write_state)
-    assert sorted(p.name for p in final.iterdir()) == ["manifest.json", "state.index"]
+    checkpoint_path = commit.write_checkpoint(directory, ctl.Manifest(step=3, created=1.0), write_state)
+    assert sorted(p.name for p in checkpoint_path.iterdir()) == ["manifest.json", "state.index"]
 
 
 def test_a_directory_with_pattern_characters_has_an_alias_also_without_proc(tmp_path, monkeypatch):

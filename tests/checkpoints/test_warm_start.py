@@ -1,4 +1,4 @@
-"""A run may begin with another's model: what matches by name and shape, and a list of what does not."""
+"""Warm start from another run's model: matching by name and shape, and a list of skipped variables."""
 
 import errno
 import logging
@@ -15,7 +15,7 @@ from test_checkpoints import DAMAGES, assert_same, values
 
 
 class WithHead(Small):
-    """Another head; everything else has the names and shapes of `Small`."""
+    """A model with another head; the other names and shapes are those of `Small`."""
 
     def __init__(self, classes=4, **options):
         super().__init__(optimizer="adam", **options)
@@ -27,7 +27,7 @@ class WithHead(Small):
             keras.layers.Dense(self.classes, name="head"),
         ])  # fmt: skip
         self.optimizer = keras.optimizers.Adam(1e-2)
-        self.seen = keras.metrics.Mean(name="seen")
+        self.mean_loss = keras.metrics.Mean(name="mean_loss")
 
 
 OPTIONS = dict(strategy="default", writers=[], intervals=every_step(save=ctl.Every(steps=2)))
@@ -35,78 +35,78 @@ OPTIONS = dict(strategy="default", writers=[], intervals=every_step(save=ctl.Eve
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """(model_dir, values) of a run of 6 steps."""
+    """Returns (model_dir, values) of a run of 6 steps."""
     trainer = WithHead(model_dir=str(tmp_path_factory.mktemp("source") / "run"), **OPTIONS)
     trainer.train(6)
     return trainer.model_dir, values(trainer)
 
 
-def begun(where, classes=4, **options):
+def warm_started(source_dir, classes=4, **options):
     trainer = WithHead(classes, **{**OPTIONS, **options})
-    trainer.init_from = where
+    trainer.init_from = source_dir
     trainer.prepare()
     return trainer
 
 
-@pytest.mark.parametrize("place", ["", "/checkpoints", "/checkpoints/ckpt-6"])
-def test_the_model_is_that_of_the_checkpoint_and_nothing_else_is(source, place, caplog):
-    where, expected = source
+@pytest.mark.parametrize("subdirectory", ["", "/checkpoints", "/checkpoints/ckpt-6"])
+def test_only_the_model_is_loaded_from_the_checkpoint(source, subdirectory, caplog):
+    source_dir, expected = source
     caplog.set_level(logging.INFO, "ctl")
-    trainer = begun(where + place)
-    fresh = values(begun(None))
+    trainer = warm_started(source_dir + subdirectory)
+    fresh = values(warm_started(None))
     for name, value in values(trainer).items():
-        there = expected if name.startswith("model/") else fresh
-        np.testing.assert_array_equal(value, there[name], err_msg=name)
+        expected_values = expected if name.startswith("model/") else fresh
+        np.testing.assert_array_equal(value, expected_values[name], err_msg=name)
     assert trainer.step == 0
-    [said] = [r.getMessage() for r in caplog.records if "variables from" in r.getMessage()]
-    assert "4 of 4 variables" in said and "ckpt-6" in said and "not loaded" not in said
+    [message] = [r.getMessage() for r in caplog.records if "variables from" in r.getMessage()]
+    assert "4 of 4 variables" in message and "ckpt-6" in message and "not loaded" not in message
 
 
-def test_an_older_one_by_its_own_path(source):
-    where, expected = source
+def test_an_older_checkpoint_is_loaded_by_its_path(source):
+    source_dir, expected = source
     kernel = "model/sequential/body/kernel"
-    found = values(begun(f"{where}/checkpoints/ckpt-2"))
-    name = next(n for n in found if n.endswith("body/kernel"))
-    assert not np.array_equal(found[name], expected[name]), kernel
+    loaded = values(warm_started(f"{source_dir}/checkpoints/ckpt-2"))
+    name = next(n for n in loaded if n.endswith("body/kernel"))
+    assert not np.array_equal(loaded[name], expected[name]), kernel
 
 
-def test_a_newer_one_that_cannot_be_read_is_not_passed_over(source, monkeypatch):
-    where, _ = source
-    good = commit.read_manifest
+def test_an_unreadable_newer_checkpoint_is_an_error(source, monkeypatch):
+    source_dir, _ = source
+    read_manifest = commit.read_manifest
 
     def read(path):
         if path.name == "ckpt-6":
             raise OSError(errno.EIO, "Input/output error")
-        return good(path)
+        return read_manifest(path)
 
     monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
     monkeypatch.setattr(commit, "read_manifest", read)
-    with pytest.raises(ReadError) as caught:
-        warm_start.find_source(where)
-    assert caught.value.exit_code == 134
+    with pytest.raises(ReadError) as raised:
+        warm_start.find_source(source_dir)
+    assert raised.value.exit_code == 134
 
 
 @pytest.mark.parametrize("times", [2, 100])
-def test_a_listing_that_fails_for_a_moment_is_read_again(source, monkeypatch, times):
-    left, good = [times], Path.iterdir
+def test_a_transient_error_of_a_directory_listing_is_retried(source, monkeypatch, times):
+    failures_left, iterdir = [times], Path.iterdir
 
     def entries(self):
-        if left[0]:
-            left[0] -= 1
+        if failures_left[0]:
+            failures_left[0] -= 1
             raise PermissionError(errno.EACCES, "Permission denied")
-        return good(self)
+        return iterdir(self)
 
     monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
     monkeypatch.setattr(Path, "iterdir", entries)
     if times == 2:
         assert warm_start.find_source(source[0])[1].step == 6
         return
-    with pytest.raises(ReadError, match="cannot be read") as caught:
+    with pytest.raises(ReadError, match="cannot be read") as raised:
         warm_start.find_source(source[0])
-    assert caught.value.exit_code == 134
+    assert raised.value.exit_code == 134
 
 
-TOGETHER = """
+WARM_START_OF_TWO_WORKERS = """
 import errno, json, os, sys
 import ctl
 from ctl.checkpoints import commit, restoring
@@ -114,33 +114,33 @@ from ctl.io import paths
 from small_models import Small, digest, every_step
 
 restoring.VISIBILITY_TIMEOUT_SECS = 20.0 if sys.argv[3] == "1" else 0.5
-where, fault, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
-second = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1
+source_dir, fault, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
+is_second = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1
 trainer = Small(strategy="multi_worker", optimizer="adam", writers=[], intervals=every_step())
-trainer.init_from = where
-if second:  # it sees the newest checkpoint late, or cannot read it
-    directories, manifest, left = commit._checkpoint_directories, commit.read_manifest, [times]
+trainer.init_from = source_dir
+if is_second:  # the newest checkpoint becomes visible late, or is unreadable
+    directories, read_manifest, faults_left = commit._checkpoint_directories, commit.read_manifest, [times]
 
-    def passes():
-        left[0] -= 1
-        return left[0] < 0
+    def is_fault_over():
+        faults_left[0] -= 1
+        return faults_left[0] < 0
 
-    def listed(directory):
-        return [p for p in directories(directory) if p.name != "ckpt-4" or passes()]
+    def late_directories(directory):
+        return [p for p in directories(directory) if p.name != "ckpt-4" or is_fault_over()]
 
-    def read(path):
-        if path.name == "ckpt-4" and not passes():
+    def unreadable_manifest(path):
+        if path.name == "ckpt-4" and not is_fault_over():
             raise OSError(errno.EIO, "Input/output error")
-        return manifest(path)
+        return read_manifest(path)
 
     paths.call_with_retries.__defaults__ = ((0.01, 0.01),)
-    faults = (listed, manifest) if fault == "late" else (directories, read)
+    faults = (late_directories, read_manifest) if fault == "late" else (directories, unreadable_manifest)
     commit._checkpoint_directories, commit.read_manifest = faults
 try:
     trainer.prepare()
     print(json.dumps({"digest": digest(trainer)}), flush=True)
 except ctl.CheckpointError as e:
-    print(json.dumps({"code": e.exit_code, "said": str(e)}), flush=True)
+    print(json.dumps({"code": e.exit_code, "error": str(e)}), flush=True)
 """
 
 
@@ -153,62 +153,62 @@ def four_steps(tmp_path_factory):
 
 @pytest.mark.workers
 @pytest.mark.parametrize("fault", ["late", "unreadable"])
-def test_all_workers_begin_with_the_checkpoint_that_the_chief_chose(run_program, four_steps, fault):
-    where, expected = four_steps
-    found = run_program(2, ["-c", TOGETHER, where, fault, "1"])
-    assert [r.json for r in found] == [{"digest": expected}] * 2, found[1].output
+def test_all_workers_start_with_the_checkpoint_of_the_chief(run_program, four_steps, fault):
+    source_dir, expected = four_steps
+    results = run_program(2, ["-c", WARM_START_OF_TWO_WORKERS, source_dir, fault, "1"])
+    assert [r.json for r in results] == [{"digest": expected}] * 2, results[1].output
 
 
 @pytest.mark.workers
-def test_where_one_worker_cannot_read_the_checkpoint_no_worker_begins(run_program, four_steps):
-    found = run_program(2, ["-c", TOGETHER, four_steps[0], "unreadable", "1000"])
-    assert [r.json["code"] for r in found] == [134, 134], found[1].output
-    assert "Worker 1 could not restore" in found[0].json["said"]
+def test_no_worker_starts_if_one_worker_cannot_read_the_checkpoint(run_program, four_steps):
+    results = run_program(2, ["-c", WARM_START_OF_TWO_WORKERS, four_steps[0], "unreadable", "1000"])
+    assert [r.json["code"] for r in results] == [134, 134], results[1].output
+    assert "Worker 1 could not restore" in results[0].json["error"]
 
 
-def test_what_does_not_match_is_listed_and_stays_as_built(source, caplog):
-    where, expected = source
+def test_variables_that_do_not_match_are_listed_and_not_changed(source, caplog):
+    source_dir, expected = source
     caplog.set_level(logging.INFO, "ctl")
-    trainer = begun(where, classes=7)
-    fresh = begun(None, classes=7)
+    trainer = warm_started(source_dir, classes=7)
+    fresh = warm_started(None, classes=7)
     for (name, value), other in zip(values(trainer).items(), values(fresh).values(), strict=True):
         if "body" in name and name.startswith("model/"):
             np.testing.assert_array_equal(value, expected[name])
         elif "head" not in name:
             np.testing.assert_array_equal(value, other)
-    said = "\n".join(r.getMessage() for r in caplog.records)
-    assert "Loaded 2 of 4 variables" in said
-    assert "head/kernel: float32[16, 4] in the checkpoint, float32[16, 7] in this model" in said
+    log = "\n".join(r.getMessage() for r in caplog.records)
+    assert "Loaded 2 of 4 variables" in log
+    assert "head/kernel: float32[16, 4] in the checkpoint, float32[16, 7] in this model" in log
 
 
-def test_a_run_that_has_a_checkpoint_goes_on_from_that(source, tmp_path):
-    where, _ = source
-    begun(where, model_dir=str(tmp_path / "b")).train(3)
-    again = begun("/nowhere", model_dir=str(tmp_path / "b"))  # may be gone by then
-    assert again.step == 3
+def test_a_run_with_a_checkpoint_resumes_from_it(source, tmp_path):
+    source_dir, _ = source
+    warm_started(source_dir, model_dir=str(tmp_path / "b")).train(3)
+    resumed = warm_started("/nowhere", model_dir=str(tmp_path / "b"))  # init_from is not read at a resume
+    assert resumed.step == 3
 
 
-def test_nothing_that_matches_is_an_error_and_changes_nothing(source, tmp_path, monkeypatch):
-    where, _ = source
+def test_a_checkpoint_without_matching_variables_is_an_error(source, tmp_path, monkeypatch):
+    source_dir, _ = source
     trainer = Small(framework="module", optimizer="adam", **OPTIONS)
     trainer.prepare()
     before = values(trainer)
-    with pytest.raises(ctl.CheckpointError, match="does not fit this model") as caught:
-        warm_start.load_initial_values(where, trainer._prepared_trainer.state, ["model"])
-    assert "not loaded: model/w0: not in the checkpoint" in str(caught.value)
+    with pytest.raises(ctl.CheckpointError, match="does not fit this model") as raised:
+        warm_start.load_initial_values(source_dir, trainer._prepared_trainer.state, ["model"])
+    assert "not loaded: model/w0: not in the checkpoint" in str(raised.value)
     assert_same(before, values(trainer))
 
 
-def test_a_wrong_place_is_a_usage_error(tmp_path):
+def test_a_directory_without_checkpoints_is_a_usage_error(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
-    for place in ("nowhere", "empty", "file", "empty/ckpt-3"):
+    for name in ("nowhere", "empty", "file", "empty/ckpt-3"):
         with pytest.raises(ctl.UsageError, match="--init_from is .*which has no checkpoint"):
-            begun(str(tmp_path / place))
+            warm_started(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "manifest empty"])
-def test_a_damaged_one_is_passed_over_or_an_error(source, tmp_path, damage):
+def test_a_damaged_checkpoint_is_skipped_or_an_error(source, tmp_path, damage):
     import shutil
 
     copy = shutil.copytree(source[0], tmp_path / "copy") / "checkpoints"
@@ -222,7 +222,7 @@ def test_a_damaged_one_is_passed_over_or_an_error(source, tmp_path, damage):
         warm_start.find_source(str(copy))
 
 
-def test_reading_that_fails_midway_leaves_every_variable_as_it_was(source, tmp_path, monkeypatch):
+def test_a_read_that_fails_midway_changes_no_variable(source, tmp_path, monkeypatch):
     """The files agree with the manifest, and TensorFlow cannot read one of the tensors."""
     monkeypatch.setattr("ctl.io.paths.call_with_retries.__defaults__", ((0.01,),))
     trainer = WithHead(model_dir=str(tmp_path / "c"), **OPTIONS)
@@ -240,13 +240,13 @@ def test_reading_that_fails_midway_leaves_every_variable_as_it_was(source, tmp_p
         manager.restore(state)
     assert_same(before, values(trainer))
     with pytest.raises(ctl.CheckpointError, match="cannot be read"):
-        warm_start.load_initial_values(str(tmp_path / "c"), state, ["model", "optimizer", "seen"])
+        warm_start.load_initial_values(str(tmp_path / "c"), state, ["model", "optimizer", "mean_loss"])
     assert_same(before, values(trainer))
 
 
-def test_a_checkpoint_without_keys_says_so(source, tmp_path, monkeypatch):
+def test_a_checkpoint_without_keys_is_an_error(source, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "_serialize", lambda checkpoint: None)
     trainer = WithHead(model_dir=str(tmp_path / "d"), **OPTIONS)
     trainer.train(2)
     with pytest.raises(ctl.CheckpointError, match="has no key for its tensor"):
-        begun(str(tmp_path / "d"))
+        warm_started(str(tmp_path / "d"))

@@ -12,7 +12,7 @@ import processes
 import pytest
 from conftest import TIMEOUT_SECS, environment
 
-STARTUP = ("cuInit", "Unable to register")  # in lines of TensorFlow that `import ctl` would have hidden
+STARTUP = ("cuInit", "Unable to register")  # in startup messages of TensorFlow
 
 SCRIPT = """
 import atexit
@@ -37,14 +37,14 @@ raise {error}
     ],
 )
 def test_an_uncaught_error_ends_the_process_with_its_exit_code(error, code, tidied):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(error=error)], env=environment(), capture_output=True,
         text=True, timeout=TIMEOUT_SECS, check=False,
     )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    assert done.stdout == "first\n" + "tidied up\n" * tidied
+    assert result.returncode == code, result.stderr
+    assert result.stdout == "first\n" + "tidied up\n" * tidied
     if code != 143:
-        assert error.partition("'")[2].rstrip("')") in done.stderr
+        assert error.partition("'")[2].rstrip("')") in result.stderr
 
 
 def run_script(script: str, *arguments: str, start=subprocess.run) -> subprocess.CompletedProcess:
@@ -62,22 +62,22 @@ file = open(sys.argv[1], "w")
 file.write("not yet flushed")
 threading.Thread(target=lambda: (time.sleep(0.3), print("a thread ends"))).start()
 class Late:
-    def __del__(self): print("torn down")      # skipped: nothing is destroyed
+    def __del__(self): print("torn down")      # skipped: no object is destroyed
 late = Late()
 {raises}
 """
 
 
-def test_exit_runs_exit_functions_flushes_files_and_tears_nothing_down(tmp_path):
-    done = run_script(EXIT.format(raises="gc.freeze(); raise exit_hook.Exit(7)"), str(tmp_path / "file"))
-    assert (done.returncode, done.stdout) == (7, "a thread ends\nfirst registered\n"), done.stderr
+def test_exit_runs_exit_functions_flushes_files_and_destroys_no_object(tmp_path):
+    result = run_script(EXIT.format(raises="gc.freeze(); raise exit_hook.Exit(7)"), str(tmp_path / "file"))
+    assert (result.returncode, result.stdout) == (7, "a thread ends\nfirst registered\n"), result.stderr
     assert (tmp_path / "file").read_text() == "not yet flushed"
 
 
-def test_exit_that_is_caught_changes_nothing(tmp_path):
-    caught = "try: raise exit_hook.Exit(7)\nexcept SystemExit as e: print(e.code)\nsys.exit(3)"
-    done = run_script(EXIT.format(raises=caught), str(tmp_path / "file"))
-    assert done.returncode == 3 and "torn down" in done.stdout
+def test_exit_that_is_caught_has_no_effect(tmp_path):
+    catch_exit = "try: raise exit_hook.Exit(7)\nexcept SystemExit as e: print(e.code)\nsys.exit(3)"
+    result = run_script(EXIT.format(raises=catch_exit), str(tmp_path / "file"))
+    assert result.returncode == 3 and "torn down" in result.stdout
 
 
 FILES = """
@@ -107,7 +107,7 @@ raise exit_hook.Exit(0)
 """
 
 
-def test_exit_closes_what_writes_its_last_part_when_it_is_closed(tmp_path):
+def test_exit_closes_files_that_write_their_last_part_on_close(tmp_path):
     assert run_script(FILES, str(tmp_path)).returncode == 0
     for name in ("x", "uploaded"):
         assert (tmp_path / name).read_bytes() == b"all"
@@ -125,7 +125,7 @@ exit_hook._FLUSH_SECS = float(sys.argv[2])
 empty, full = os.fdopen(os.pipe()[0]), os.fdopen(os.pipe()[1], "wb")
 uses = {"reads": empty.readline, "writes": lambda: full.write(bytes(2**20))}
 threading.Thread(target=uses[sys.argv[1]], daemon=True).start()
-time.sleep(0.3)                            # until it waits
+time.sleep(0.3)                            # until the thread blocks
 print("summary")
 raise exit_hook.Exit(0)
 """
@@ -133,8 +133,8 @@ raise exit_hook.Exit(0)
 
 @pytest.mark.parametrize(("use", "secs"), [("reads", 1000), ("writes", 0.5)])
 def test_exit_does_not_wait_for_a_thread_that_uses_a_file(use, secs):
-    done = run_script(IN_USE, use, str(secs))
-    assert (done.returncode, done.stdout) == (0, "summary\n"), done.stderr
+    result = run_script(IN_USE, use, str(secs))
+    assert (result.returncode, result.stdout) == (0, "summary\n"), result.stderr
 
 
 TORN_DOWN = """
@@ -142,7 +142,7 @@ import ctypes, os, sys, types
 from ctl.io import exit_hook
 exit_hook.install_exit_hook()
 library = ctypes.CDLL(None)
-library.on_exit(library.abort, None)      # in the place of TensorFlow's destructors
+library.on_exit(library.abort, None)      # replaces TensorFlow's destructors
 
 class Late:
     def __init__(self, name): self.name = name
@@ -155,9 +155,9 @@ sys.exit(5)
 """
 
 
-def test_a_script_that_ends_by_itself_destroys_neither_what_is_kept_nor_tensorflow():
-    done = run_script(TORN_DOWN)
-    assert (done.returncode, done.stdout) == (5, ""), done.stderr
+def test_a_script_that_ends_normally_destroys_neither_kept_objects_nor_tensorflow():
+    result = run_script(TORN_DOWN)
+    assert (result.returncode, result.stdout) == (5, ""), result.stderr
 
 
 PIPELINES = """
@@ -186,13 +186,13 @@ sys.exit(5)
 """
 
 
-def test_a_script_with_open_pipelines_ends_with_its_code_and_without_a_word():
-    done = run_script(PIPELINES)
-    said = [line for line in done.stderr.splitlines() if not any(w in line for w in STARTUP)]
-    assert (done.returncode, said) == (5, [])
+def test_a_script_with_open_pipelines_ends_with_its_code_and_without_output():
+    result = run_script(PIPELINES)
+    stderr_lines = [line for line in result.stderr.splitlines() if not any(w in line for w in STARTUP)]
+    assert (result.returncode, stderr_lines) == (5, [])
 
 
-OWN_ITERATORS = """
+USER_ITERATORS = """
 import gc, os, sys
 import ctl
 import tensorflow as tf
@@ -202,35 +202,35 @@ class Late:
     def __init__(self, name): self.name = name
     def __del__(self, write=os.write): write(1, b"destroyed " + self.name.encode() + b"\\n")
 
-known = set()
-def named(name, thing):
-    for tensor in gc.get_objects():               # handles that this one has made
+marked_ids = set()
+def mark_handles(name, value):
+    for tensor in gc.get_objects():               # the handles created since the last call
         is_handle = type(tensor).__name__ == "EagerTensor" and tensor.dtype == tf.resource
-        if is_handle and id(tensor) not in known:
-            known.add(id(tensor))
+        if is_handle and id(tensor) not in marked_ids:
+            marked_ids.add(id(tensor))
             tensor.marker = Late(name)
-    return thing
+    return value
 
 def opened():
     return iter(data.map(lambda x: x + 1, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE))
 
 def numbers():
-    iterator = named("generator", opened())
+    iterator = mark_handles("generator", opened())
     while True: yield next(iterator)
 
 def taking():
     iterator = opened()
-    return named("function", tf.function(lambda: next(iterator)).get_concrete_function())
+    return mark_handles("function", tf.function(lambda: next(iterator)).get_concrete_function())
 
 gc.disable()
 data = tf.data.Dataset.range(10**9)
-module = named("module", opened())
+module = mark_handles("module", opened())
 generator = numbers()
 next(generator)
 strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-distributed = named("distributed", iter(strategy.experimental_distribute_dataset(data.batch(4))))
+distributed = mark_handles("distributed", iter(strategy.experimental_distribute_dataset(data.batch(4))))
 function = taking()
-cycle = [named("cycle", opened())]
+cycle = [mark_handles("cycle", opened())]
 cycle.append(cycle)
 del cycle
 if sys.argv[1] == "frozen": gc.freeze()
@@ -239,21 +239,21 @@ sys.exit(5)
 """
 
 
-def destroyed_iterators(how):
-    done = run_script(OWN_ITERATORS, how)
-    assert done.returncode == 5, done.stderr
-    return set(done.stdout.splitlines())
+def destroyed_iterators(mode):
+    result = run_script(USER_ITERATORS, mode)
+    assert result.returncode == 5, result.stderr
+    return set(result.stdout.splitlines())
 
 
-def test_iterators_of_a_script_s_own_are_not_destroyed_when_it_ends():
+def test_iterators_of_a_script_are_not_destroyed_when_it_ends():
     """tf.data's destructor waits for its autotuning thread, which may sleep for a minute."""
-    places = ("module", "generator", "distributed", "function", "cycle")
-    assert destroyed_iterators("bare") == {f"destroyed {place}" for place in places}  # they can be seen
+    names = ("module", "generator", "distributed", "function", "cycle")
+    assert destroyed_iterators("bare") == {f"destroyed {name}" for name in names}, "no hook is installed"
     assert destroyed_iterators("installed") == set()
 
 
 @pytest.mark.slow
-def test_iterators_that_the_collector_does_not_see_are_not_destroyed_either():
+def test_iterators_hidden_from_the_garbage_collector_are_not_destroyed():
     assert destroyed_iterators("frozen") == set()
 
 
@@ -266,7 +266,7 @@ exit_hook.install_exit_hook()
 
 class Iterator:
     def __del__(self, write=os.write, thread=threading.current_thread):
-        write(1, b"destroyed by ")            # at the end of the process the rest may fail
+        write(1, b"destroyed by ")            # later calls may fail at the end of the process
         write(1, thread().name.encode())
         destroyed.set()
 
@@ -277,8 +277,8 @@ destroyed.wait(60)
 """
 
 
-def test_an_iterator_is_destroyed_by_a_thread_of_its_own_or_never():
-    """tf.data's destructor may wait for as long as the pipeline has run."""
+def test_an_iterator_is_destroyed_by_a_separate_thread_or_never():
+    """tf.data's destructor may block for as long as the pipeline has run."""
     assert run_script(DESTROYED, start=processes.run).stdout == "destroyed by ctl-destroy"
 
 
@@ -291,37 +291,37 @@ exit_hook.install_exit_hook()
 
 class Iterator:
     def __del__(self, write=os.write, sleep=time.sleep):
-        begun.set()
+        started.set()
         sleep(SECS)
         write(1, b"destroyed")
 
-begun = threading.Event()
+started = threading.Event()
 dropped = Batches(Iterator(), None, False, None, "skip", "")
 del dropped
-begun.wait(60)
+started.wait(60)
 """
 
 
 @pytest.mark.parametrize("secs", [1, pytest.param(11, marks=pytest.mark.slow)])
 def test_the_interpreter_does_not_end_while_an_iterator_is_being_destroyed(secs):
-    """A thread that comes back from native code meanwhile would abort the process."""
-    done = run_script(HALF_DESTROYED.replace("SECS", str(secs)), start=processes.run)
-    assert done.stdout == "destroyed"
+    """A thread that returns from native code would abort the process."""
+    result = run_script(HALF_DESTROYED.replace("SECS", str(secs)), start=processes.run)
+    assert result.stdout == "destroyed"
 
 
-def test_an_error_waits_for_threads_and_one_that_is_only_shown_ends_nothing():
+def test_an_error_waits_for_threads_and_a_printed_error_does_not_end_the_script():
     script = """
 import sys, threading, time
 from ctl.io import exit_hook
 exit_hook.install_exit_hook()
 try: raise ValueError("shown")
 except ValueError: sys.excepthook(*sys.exc_info())
-said = threading.Event()
-threading.Thread(target=lambda: (said.wait(), time.sleep(0.3), print("a thread ends"))).start()
-print("goes on")
-said.set()
+was_printed = threading.Event()
+threading.Thread(target=lambda: (was_printed.wait(), time.sleep(0.3), print("a thread ends"))).start()
+print("continues")
+was_printed.set()
 raise KeyError("the end")
 """
-    done = run_script(script)
-    assert (done.returncode, done.stdout) == (1, "goes on\na thread ends\n")
-    assert "shown" in done.stderr and "the end" in done.stderr
+    result = run_script(script)
+    assert (result.returncode, result.stdout) == (1, "continues\na thread ends\n")
+    assert "shown" in result.stderr and "the end" in result.stderr

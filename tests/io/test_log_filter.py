@@ -1,4 +1,4 @@
-"""TensorFlow and Keras are imported without garbage collection, and nothing of that stays."""
+"""Import of TensorFlow and Keras without garbage collection, and the state afterwards."""
 
 import gc
 import json
@@ -11,7 +11,7 @@ from ctl.io.log_filter import garbage_collection_paused
 
 PROGRAM = """
 import ctl, gc, importlib.util, json, sys
-assert importlib.util.find_spec("tensorflow")  # who only asks does not use the hook up
+assert importlib.util.find_spec("tensorflow")  # find_spec does not consume the hook
 collections = []
 gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
 import keras, tensorflow
@@ -31,22 +31,22 @@ def imported(**environ):
 
 def test_an_import_of_tensorflow_is_not_interrupted_by_collections():
     during, *after = imported()
-    assert during < 10 and after == [True, 0, False]  # some are made before TensorFlow is asked for
+    assert during < 10 and after == [True, 0, False]  # some run before the import of TensorFlow
 
 
-def test_with_all_of_tensorflow_s_log_there_is_no_hook():
+def test_with_the_full_log_of_tensorflow_there_is_no_hook():
     during, *after = imported(TF_CPP_MIN_LOG_LEVEL="0")
     assert during > 100 and after == [True, 0, False]
 
 
 @pytest.fixture(autouse=True)
-def as_before():
+def restore_collector():
     yield
     gc.unfreeze()
     gc.enable()
 
 
-def test_collections_go_on_as_they_were():
+def test_the_state_of_the_collector_is_restored():
     with garbage_collection_paused():
         assert not gc.isenabled()
         with garbage_collection_paused():
@@ -59,9 +59,9 @@ def test_collections_go_on_as_they_were():
     assert not gc.isenabled()
 
 
-def test_what_somebody_froze_stays_frozen():
+def test_frozen_objects_stay_frozen():
     gc.freeze()
     frozen = gc.get_freeze_count()
     with garbage_collection_paused():
         pass
-    assert gc.get_freeze_count() > frozen // 2 > 0  # some may have been freed meanwhile
+    assert gc.get_freeze_count() > frozen // 2 > 0  # some objects may have been freed

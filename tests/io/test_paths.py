@@ -30,7 +30,7 @@ my-bucket /mnt/gke fuse rw 0 0
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """A directory that counts as a bucket: renaming anything fails the test."""
+    """Returns a directory that counts as a bucket. Renaming fails the test."""
     monkeypatch.setenv(paths.STORES, str(tmp_path))
     for owner, name in ((os, "rename"), (os, "replace"), (Path, "rename"), (Path, "replace")):
         monkeypatch.setattr(owner, name, lambda *_: pytest.fail("renamed"))
@@ -38,25 +38,25 @@ def store(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("path", "renamed"),
+    ("path", "has_rename"),
     [
         ("/gcs/bucket/run", False), ("/gcsx/run", True), ("/mnt/data of mine/run", False),
         ("/mnt/data of mine/disk/run", True), ("/mnt/data of mine2", True), ("/mnt/s3", False),
         ("/mnt/ssh/run", True), ("/mnt/gke/run", False), ("/named/run", False), ("/named2/run", True),
     ],
 )  # fmt: skip
-def test_an_object_store_is_known_by_its_prefix_its_mount_or_the_variable(monkeypatch, path, renamed):
-    opened = builtins.open
+def test_an_object_store_is_recognized_by_its_prefix_its_mount_or_a_variable(monkeypatch, path, has_rename):
+    builtin_open = builtins.open
 
     def mounts(file, *args, **options):
-        return io.BytesIO(MOUNTS) if file == "/proc/self/mounts" else opened(file, *args, **options)
+        return io.BytesIO(MOUNTS) if file == "/proc/self/mounts" else builtin_open(file, *args, **options)
 
     monkeypatch.setattr(builtins, "open", mounts)
     monkeypatch.setenv(paths.STORES, "/other:/named/")
-    assert paths.has_rename(Path(path)) == renamed
+    assert paths.has_rename(Path(path)) == has_rename
 
 
-def test_a_small_file_is_replaced_in_one_piece(store):
+def test_a_small_file_is_replaced_atomically(store):
     path = store / "a.json"
     for text in ("short", "x" * 3000, "y"):
         paths.write_atomically(path, json.dumps(text))
@@ -64,14 +64,14 @@ def test_a_small_file_is_replaced_in_one_piece(store):
     assert [p.name for p in store.iterdir()] == ["a.json"]
 
 
-def test_what_is_not_listed_stays_and_what_is_gone_is_no_error(store, monkeypatch):
+def test_files_that_are_not_listed_stay_and_missing_files_are_no_error(store, monkeypatch):
     (store / "d" / "inner").mkdir(parents=True)
     for name in ("old", "new"):
         (store / "d" / name).touch()
-    listed, (remaining, inner) = Path.iterdir, ("old", "inner")
+    list_directory, (remaining, inner) = Path.iterdir, ("old", "inner")
     monkeypatch.setattr(
         Path, "iterdir",
-        lambda p: iter([p / remaining, p / inner, p / "ghost"]) if p.name == "d" else listed(p),
+        lambda p: iter([p / remaining, p / inner, p / "ghost"]) if p.name == "d" else list_directory(p),
     )  # fmt: skip
     paths.remove_tree(store / "d")
     assert os.listdir(store / "d") == ["new"]
@@ -92,11 +92,11 @@ def test_events_beyond_the_step_are_hidden_without_renaming(store):
     assert scalar_steps(store / "train") == [1, 2, 3]
 
 
-def test_a_growing_file_is_synced_now_and_then_in_a_store_only(store, monkeypatch, tmp_path_factory):
+def test_a_growing_file_is_synced_periodically_in_a_store_only(store, monkeypatch, tmp_path_factory):
     synced, clock_secs = [], [0.0]
 
     def fsync(number):
-        if os.path.samestat(os.fstat(number), path.stat()):  # not of a thread of an earlier test
+        if os.path.samestat(os.fstat(number), path.stat()):  # excludes threads of earlier tests
             synced.append(clock_secs[0])
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -121,18 +121,18 @@ def test_the_best_weights_survive_an_interrupted_write(store):
     assert callback_runner._loaded(path) is None
 
 
-def test_early_stopping_in_a_store_gives_the_best_weights_back(store):
-    class Stops(Small):
+def test_early_stopping_in_a_store_restores_the_best_weights(store):
+    class Stopping(Small):
         def build(self):
             super().build()
             self.callbacks = [ctl.EarlyStopping("loss", patience=2, restore_best=True)]
 
     options = dict(strategy="default", writers=[], intervals=every_step(evaluate=ctl.Every(steps=1)))
-    trainer = Stops(model_dir=str(store), **options)
+    trainer = Stopping(model_dir=str(store), **options)
     trainer.train(3)
     assert callback_runner._loaded(store / "best" / "early_stopping.npz") is not None
     assert [p.name for p in (store / "best").iterdir()] == ["early_stopping.npz"]
-    resumed = Stops(model_dir=str(store), **options)
+    resumed = Stopping(model_dir=str(store), **options)
     resumed.prepare()
     assert resumed._prepared_trainer.callbacks._best_weights is not None
 
@@ -141,7 +141,7 @@ def test_a_run_at_a_url_is_locked_saved_and_exported():
     model_dir = "ram://files/run"
     trainer = Small(model_dir=model_dir, strategy="default", intervals=every_step(), writers=[])
     trainer.train(2, export=("keras", "saved_model"))
-    lock = paths.path(f"{model_dir}/LOCK").read_bytes()  # ram:// appends where others write anew
+    lock = paths.path(f"{model_dir}/LOCK").read_bytes()  # ram:// appends, other file systems overwrite
     assert lock.count(b'"state": "training"') >= 1 and lock.rstrip().endswith(b"}")
     assert json.loads(lock[lock.rindex(b"{") :])["state"] == "ended"
     loaded = tf.saved_model.load(f"{model_dir}/export/saved_model")

@@ -1,4 +1,4 @@
-"""Addresses, listening sockets, and how long somebody waits for others."""
+"""Addresses, listening sockets, and the backoff of deadlines and callers."""
 
 import socket
 
@@ -16,26 +16,26 @@ def test_an_address_is_a_host_and_a_port(address, parts):
     assert split_address(address) == parts
 
 
-def test_a_name_that_no_address_here_has_is_listened_for_at_all_of_them():
+def test_an_address_of_another_machine_is_replaced_by_all_interfaces():
     with listening_socket("192.0.2.1", 0) as server:  # reserved for documentation
         assert server.getsockname()[0] == "0.0.0.0"
     with listening_socket("127.0.0.1", 0) as server, pytest.raises(OSError, match="in use"):
         listening_socket("127.0.0.1", server.getsockname()[1])
 
 
-def test_an_address_of_this_machine_alone_is_not_listened_for_everywhere(monkeypatch):
+def test_a_loopback_address_is_not_replaced_by_all_interfaces(monkeypatch):
     with listening_socket("127.0.0.1", 0, everywhere=True) as server:
         assert server.getsockname()[0] == "127.0.0.1"
-    real = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **k: real("127.0.0.2", *a, **k))
-    with listening_socket("me", 0, everywhere=True) as server, listening_socket("localhost", 0) as here:
-        assert server.getsockname()[0] == "0.0.0.0" and here.getsockname()[0].startswith("127.")
+    getaddrinfo = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **k: getaddrinfo("127.0.0.2", *a, **k))
+    with listening_socket("me", 0, everywhere=True) as server, listening_socket("localhost", 0) as local:
+        assert server.getsockname()[0] == "0.0.0.0" and local.getsockname()[0].startswith("127.")
 
 
-def test_a_name_that_debian_gives_a_loopback_address_is_listened_for_everywhere(monkeypatch):
-    """As with `127.0.1.1 NAME` in /etc/hosts."""
-    real = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **k: real("127.0.1.1", *a, **k))
+def test_a_host_name_with_debian_s_loopback_address_is_replaced_by_all_interfaces(monkeypatch):
+    """The file /etc/hosts has the line `127.0.1.1 NAME`."""
+    getaddrinfo = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **k: getaddrinfo("127.0.1.1", *a, **k))
     with listening_socket("myhost", 0) as server:
         assert server.getsockname()[0] == "0.0.0.0"
 
@@ -44,29 +44,30 @@ def test_a_name_that_debian_gives_a_loopback_address_is_listened_for_everywhere(
     ("host", "sentence"),
     [("127.0.0.1", "127.0.0.1:{}, which only this machine can reach"), ("", "0.0.0.0:{} (all interfaces)")],
 )
-def test_the_place_of_a_listener_is_a_sentence(host, sentence):
+def test_the_address_of_a_listener_is_described(host, sentence):
     listener = Listener(socket.create_server((host, 0)), Endpoint(b"", "test", "it"))
     port = listener.address[1]
     assert listener_sentence(listener, "The chief") == f" The chief listened at {sentence.format(port)}."
     listener.close()
 
 
-def test_reminders_become_rarer_until_the_time_is_over(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    rarer, steady = Deadline(20, remind_secs=3), Deadline(20, remind_secs=3, has_backoff=False)
-    due = {rarer: [], steady: []}
+def test_reminders_have_a_backoff_until_the_deadline(monkeypatch):
+    now_secs = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_secs[0])
+    with_backoff = Deadline(20, remind_secs=3)
+    without_backoff = Deadline(20, remind_secs=3, has_backoff=False)
+    due = {with_backoff: [], without_backoff: []}
     for second in range(21):
-        now[0] = 100.0 + second
-        assert rarer.is_over == (second == 20)
+        now_secs[0] = 100.0 + second
+        assert with_backoff.is_over == (second == 20)
         for deadline, seconds in due.items():
             if deadline.is_reminder_due():
                 seconds.append(second)
-    assert due[rarer] == [3, 9] and due[steady] == [3, 6, 9, 12, 15, 18]
-    assert (rarer.waited_secs, rarer.remaining_secs) == (20, 0)
+    assert due[with_backoff] == [3, 9] and due[without_backoff] == [3, 6, 9, 12, 15, 18]
+    assert (with_backoff.waited_secs, with_backoff.remaining_secs) == (20, 0)
 
 
-def test_a_call_that_nobody_takes_says_why_and_the_next_comes_later(monkeypatch):
+def test_a_refused_call_has_a_reason_and_a_backoff(monkeypatch):
     pauses = []
     monkeypatch.setattr("time.sleep", pauses.append)
     address = ("127.0.0.1", free_ports(1)[0])

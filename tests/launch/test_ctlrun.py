@@ -1,4 +1,4 @@
-"""`ctlrun` with real processes: places, output, ends."""
+"""`ctlrun` with real processes: ranks, output, exits."""
 
 import json
 import os
@@ -16,47 +16,48 @@ from launching import is_alive
 pytestmark = pytest.mark.workers
 
 FAKE_SSH = Path(ROOT) / "tests" / "programs" / "fake_ssh.py"
-PLACE = 'print(json.dumps({k: v for k, v in os.environ.items() if k.startswith(("HOROVOD", "TF_C"))}))'
-NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+PREFIXES = ("HOROVOD", "TF_C")
+PRINT_VARIABLES = f"print(json.dumps({{k: v for k, v in os.environ.items() if k.startswith({PREFIXES})}}))"
+RANK_VARIABLES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
 @pytest.fixture
 def ctlrun(tmp_path):
-    started = Ctlrun(tmp_path)
-    yield started
-    started.close()
+    job = Ctlrun(tmp_path)
+    yield job
+    job.close()
 
 
-def fake_ssh(ctlrun):
+def install_fake_ssh(ctlrun):
     (ctlrun.dir / "ssh").write_bytes(FAKE_SSH.read_bytes())
     (ctlrun.dir / "ssh").chmod(0o755)
 
 
-def places(out):
-    """The numbers that each rank found in its environment, by rank."""
-    said = {rank: json.loads(lines[-1]) for rank, lines in by_rank(out).items()}
-    return [[int(said[rank][f"HOROVOD_{name}"]) for name in NAMES] for rank in sorted(said)]
+def rank_variables(out):
+    """Returns the values of the rank variables by rank."""
+    variables = {rank: json.loads(lines[-1]) for rank, lines in by_rank(out).items()}
+    return [[int(variables[r][f"HOROVOD_{name}"]) for name in RANK_VARIABLES] for r in sorted(variables)]
 
 
-def test_each_rank_finds_its_place_on_one_machine(ctlrun):
-    code, out, err = ctlrun.run(PLACE, "-np", "2")
-    assert (code, places(out)) == (0, [[0, 2, 0, 2, 0, 1], [1, 2, 1, 2, 0, 1]]), err
+def test_each_rank_has_its_variables_on_one_machine(ctlrun):
+    code, out, err = ctlrun.run(PRINT_VARIABLES, "-np", "2")
+    assert (code, rank_variables(out)) == (0, [[0, 2, 0, 2, 0, 1], [1, 2, 1, 2, 0, 1]]), err
 
 
 def test_hosts_are_filled_in_their_order(ctlrun):
-    code, out, _ = ctlrun.run(PLACE, "-np", "3", "-H", "localhost:2,127.0.0.2:2")
+    code, out, _ = ctlrun.run(PRINT_VARIABLES, "-np", "3", "-H", "localhost:2,127.0.0.2:2")
     assert code == 0
-    assert places(out) == [[0, 3, 0, 2, 0, 2], [1, 3, 1, 2, 0, 1], [2, 3, 0, 1, 1, 2]]
+    assert rank_variables(out) == [[0, 3, 0, 2, 0, 2], [1, 3, 1, 2, 0, 1], [2, 3, 0, 1, 1, 2]]
     names = [json.loads(by_rank(out)[rank][0])["HOROVOD_HOSTNAME"] for rank in range(3)]
     assert names == ["localhost", "localhost", "127.0.0.2"]
 
 
 @pytest.mark.parametrize("option", ["-hostfile", "--hostfile"])
-def test_a_hostfile_says_the_same_as_H(ctlrun, option):
+def test_a_hostfile_is_equivalent_to_H(ctlrun, option):
     (ctlrun.dir / "hosts").write_text("# ours\nlocalhost slots=1\n\n127.0.0.2   slots = 2  # more\n")
-    code, out, _ = ctlrun.run(PLACE, "-np", "3", option, str(ctlrun.dir / "hosts"))
+    code, out, _ = ctlrun.run(PRINT_VARIABLES, "-np", "3", option, str(ctlrun.dir / "hosts"))
     assert code == 0
-    assert places(out) == [[0, 3, 0, 1, 0, 2], [1, 3, 0, 2, 1, 2], [2, 3, 1, 2, 0, 1]]
+    assert rank_variables(out) == [[0, 3, 0, 1, 0, 2], [1, 3, 0, 2, 1, 2], [2, 3, 1, 2, 0, 1]]
 
 
 def test_a_script_of_ctl_finds_its_cluster(ctlrun):
@@ -64,21 +65,21 @@ def test_a_script_of_ctl_finds_its_cluster(ctlrun):
         sys.path.insert(0, os.environ["PYTHONPATH"])
         from ctl.distribute import rank_variables
         from ctl.distribute.platforms import detection
-        found, place = detection.read_topology(), rank_variables.read_ranks()
-        assert found.num_workers == place.size == 2 and found.worker_index == place.rank == rank
-        print(len(set(place.addresses)), len(os.environ["CTL_HVD_SECRET"]))
+        topology, ranks = detection.read_topology(), rank_variables.read_ranks()
+        assert topology.num_workers == ranks.size == 2 and topology.worker_index == ranks.rank == rank
+        print(len(set(ranks.addresses)), len(os.environ["CTL_HVD_SECRET"]))
     """
     code, out, err = ctlrun.run(program, "-np", "2", CTL_HVD_SECRET="old", HOROVOD_RANK="7")
     assert code == 0, err
     assert by_rank(out) == {0: ["2 64"], 1: ["2 64"]}
 
 
-def test_the_script_s_own_options_are_not_looked_at(ctlrun):
-    words = ("--np", "3", "--verbose", "-H", "nowhere:1", "--", "-x")
-    code, out, _ = ctlrun.run("print(sys.argv[1:])", "-np", "1", arguments=words)
-    assert (code, by_rank(out)[0]) == (0, [str(list(words))])
-    code, out, _ = ctlrun.run("print(sys.argv[1:])", "-np", "1", "--", arguments=words)
-    assert (code, by_rank(out)[0]) == (0, [str(list(words))])
+def test_the_options_of_the_script_are_not_parsed(ctlrun):
+    arguments = ("--np", "3", "--verbose", "-H", "nowhere:1", "--", "-x")
+    code, out, _ = ctlrun.run("print(sys.argv[1:])", "-np", "1", arguments=arguments)
+    assert (code, by_rank(out)[0]) == (0, [str(list(arguments))])
+    code, out, _ = ctlrun.run("print(sys.argv[1:])", "-np", "1", "--", arguments=arguments)
+    assert (code, by_rank(out)[0]) == (0, [str(list(arguments))])
 
 
 def test_every_line_begins_with_its_rank_and_stream(ctlrun):
@@ -89,9 +90,9 @@ def test_every_line_begins_with_its_rank_and_stream(ctlrun):
     code, out, err = ctlrun.run(program, "-np", "2")
     assert code == 0
     for rank in range(2):
-        front = f"[{rank}]<stdout>:"
-        lines = [line for line in re.findall(r"[^\r\n]*[\r\n]", out) if line.startswith(front)]
-        assert lines == [f"{front}one\n", f"{front}half \r", f"{front}full\n", f"{front}last\n"]
+        prefix = f"[{rank}]<stdout>:"
+        lines = [line for line in re.findall(r"[^\r\n]*[\r\n]", out) if line.startswith(prefix)]
+        assert lines == [f"{prefix}one\n", f"{prefix}half \r", f"{prefix}full\n", f"{prefix}last\n"]
         assert f"[{rank}]<stderr>:two\n" in err
     assert len(re.findall(r"[^\r\n]*[\r\n]", out)) == 8
 
@@ -102,7 +103,7 @@ def test_lines_can_begin_with_the_time(ctlrun, option):
     assert re.fullmatch(r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:one\n", out)
 
 
-def test_output_also_goes_to_files_whose_names_sort(ctlrun):
+def test_output_is_also_written_to_files_with_sorted_names(ctlrun):
     logs = ctlrun.dir / "a" / "logs"
     program = "print(rank); print(-rank, file=sys.stderr)"
     code, out, _ = ctlrun.run(program, "-np", "11", "--output-filename", str(logs))
@@ -132,7 +133,7 @@ def test_a_rank_that_dies_by_a_signal_is_named_with_it(ctlrun):
     assert code == 137 and "rank 0 was ended by SIGKILL" in err
 
 
-def test_not_the_rank_that_lost_a_peer_is_named_but_the_peer(ctlrun):
+def test_the_failed_rank_is_named_and_not_the_rank_that_lost_it(ctlrun):
     program = """
         if rank == 0:
             leave("lost", str(os.getpid()))
@@ -163,8 +164,8 @@ def test_a_signal_ends_all_ranks(ctlrun, signum, code):
     assert not any(map(is_alive, pids))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a promise for Linux")
-def test_ranks_end_with_a_launcher_that_is_killed_and_so_does_what_they_started(ctlrun):
+@pytest.mark.skipif(sys.platform != "linux", reason="supported on Linux only")
+def test_ranks_and_their_child_processes_end_with_a_killed_launcher(ctlrun):
     program = """
         import subprocess
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
@@ -187,8 +188,8 @@ def test_each_rank_sees_one_gpu_of_those_that_the_launcher_sees(ctlrun):
     assert code == 2 and "start at most 1 processes on this machine" in err
 
 
-def test_a_far_rank_gets_the_environment_over_the_connection_and_nothing_shows_it(ctlrun):
-    fake_ssh(ctlrun)
+def test_a_remote_rank_gets_its_environment_over_the_connection_only(ctlrun):
+    install_fake_ssh(ctlrun)
     program = """
         print(os.environ["FAR_HOST"], os.environ["DATA"], len(os.environ["CTL_HVD_SECRET"]))
         print(os.environ["CTL_COLLECTIVES"], os.environ.get("CTL_PROFILE"))
@@ -210,7 +211,7 @@ def test_a_far_rank_gets_the_environment_over_the_connection_and_nothing_shows_i
 
 
 def test_a_host_that_cannot_be_reached_is_named(ctlrun):
-    fake_ssh(ctlrun)
+    install_fake_ssh(ctlrun)
     (ctlrun.dir / "dead").write_text("far2")
     code, _, err = ctlrun.run(
         "time.sleep(1000)", "-np", "2", "-H", "far1:1,far2:1",
@@ -221,10 +222,10 @@ def test_a_host_that_cannot_be_reached_is_named(ctlrun):
 
 
 def test_the_command_is_installed_under_its_name():
-    found = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", "import tomllib; print(tomllib.load(open('pyproject.toml', 'rb'))"
          "['project']['scripts']['ctlrun'])"],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     if sys.version_info >= (3, 11):
-        assert found.stdout.strip() == "ctl.launch.horovodrun_cli:main"
+        assert printed.stdout.strip() == "ctl.launch.horovodrun_cli:main"

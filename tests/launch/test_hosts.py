@@ -1,4 +1,4 @@
-"""Hosts as people and scripts write them, the line for ssh, and where workers go."""
+"""Parsing of hosts and discovery scripts, the ssh command, and the allocation of workers."""
 
 import shlex
 import shutil
@@ -25,8 +25,8 @@ PIECES = st.sampled_from(
 TEXTS = st.one_of(st.text(max_size=30), st.lists(PIECES, max_size=8).map("".join))
 
 
-def sentence(error):
-    """The words of an error, if they are one line that people can read."""
+def one_line_message(error):
+    """Returns the message of an error after a check that it is one readable line."""
     text = str(error)
     assert text and "\n" not in text and "Traceback" not in text and len(text) < 900
     return text
@@ -34,27 +34,27 @@ def sentence(error):
 
 @FUZZ
 @given(TEXTS)
-def test_any_list_of_hosts_is_hosts_or_a_sentence(text):
+def test_any_list_of_hosts_is_parsed_or_refused(text):
     try:
-        found = hosts.parse_hosts(text)
+        parsed = hosts.parse_hosts(text)
     except UsageError as e:
-        assert "expected" in sentence(e) or "list it once" in sentence(e)
+        assert "expected" in one_line_message(e) or "list it once" in one_line_message(e)
         return
-    assert found and all(1 <= h.slots <= hosts.MAX_WORKERS for h in found)
-    for host in found:
+    assert parsed and all(1 <= h.slots <= hosts.MAX_WORKERS for h in parsed)
+    for host in parsed:
         assert host.target.isascii() and not host.target.startswith("-")
         assert set(host.target) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_@")
         assert "_" not in host.address and shlex.quote(host.address) == host.address
-    assert hosts.parse_hosts(hosts.format_hosts(found)) == found
+    assert hosts.parse_hosts(hosts.format_hosts(parsed)) == parsed
 
 
 @FUZZ
 @given(st.lists(TEXTS, max_size=5).map("\n".join), st.integers(-20, 3), TEXTS)
-def test_whatever_a_discovery_script_prints_is_hosts_or_a_problem(out, returncode, err):
-    found = parse_discovery("./hosts.sh", returncode, out, err)
-    assert bool(found.hosts) != bool(found.problem)
-    if found.problem:
-        assert "./hosts.sh" in sentence(found.problem)
+def test_any_output_of_a_discovery_script_is_hosts_or_a_problem(out, returncode, err):
+    result = parse_discovery("./hosts.sh", returncode, out, err)
+    assert bool(result.hosts) != bool(result.problem)
+    if result.problem:
+        assert "./hosts.sh" in one_line_message(result.problem)
 
 
 @FUZZ
@@ -79,20 +79,20 @@ def test_whatever_a_discovery_script_prints_is_hosts_or_a_problem(out, returncod
         max_size=5,
     )
 )  # fmt: skip
-def test_any_options_are_an_allocation_or_a_sentence(words):
-    words = [w for w in words if w not in ("--help", "-h", "--")]
+def test_any_options_are_an_allocation_or_refused(arguments):
+    arguments = [a for a in arguments if a not in ("--help", "-h", "--")]
     try:
-        asked, command = parse_launch([*words, "--", "true"])
-        allocation = build_allocation(asked)
+        options, command = parse_launch([*arguments, "--", "true"])
+        allocation = build_allocation(options)
     except UsageError as e:
-        sentence(e)
+        one_line_message(e)
         return
     kinds = (LocalAllocation, HostAllocation, DiscoveredAllocation)
     assert command == ["true"] and isinstance(allocation, kinds)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "error_message"),
     [
         ("", "'' is not a host"),
         ("host1,", "'' is not a host"),
@@ -109,13 +109,13 @@ def test_any_options_are_an_allocation_or_a_sentence(words):
         ("host1:1000,host2:1000", "2000 slots were requested; expected at most 1024"),
     ],
 )
-def test_a_wrong_host_is_one_sentence(text, says):
-    with pytest.raises(UsageError) as caught:
+def test_a_wrong_host_is_refused(text, error_message):
+    with pytest.raises(UsageError) as raised:
         hosts.parse_hosts(text)
-    assert says in str(caught.value)
+    assert error_message in str(raised.value)
 
 
-def test_hosts_are_read_as_they_are_written():
+def test_hosts_are_parsed():
     assert hosts.parse_hosts("host1:2, me@a-b.example.org,10.0.0.7:3") == [
         Host("host1", 2), Host("me@a-b.example.org", 1), Host("10.0.0.7", 3),
     ]  # fmt: skip
@@ -125,15 +125,15 @@ def test_hosts_are_read_as_they_are_written():
     ]
 
 
-def test_this_machine_is_known_by_its_names_and_addresses():
-    own = socket.gethostname()
-    names = ("localhost", "127.0.0.1", own, own.upper())
+def test_this_machine_is_recognized_by_its_names_and_addresses():
+    host_name = socket.gethostname()
+    names = ("localhost", "127.0.0.1", host_name, host_name.upper())
     assert all(Host(name).is_local for name in names)
-    assert not any(Host(name).is_local for name in ("192.0.2.1", "elsewhere", f"me@{own}"))
+    assert not any(Host(name).is_local for name in ("192.0.2.1", "elsewhere", f"me@{host_name}"))
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "error_message"),
     [
         ("-H h1:2 --workers=2", "--workers cannot be combined with -H: the slots of the hosts determine"),
         ("-H h1 --ps=1", "--ps cannot be combined with -H: a job on several machines has workers only"),
@@ -157,18 +157,18 @@ def test_this_machine_is_known_by_its_names_and_addresses():
         ("--workers=99999", "received '99999'; expected a whole number from 1 to 1024"),
     ],
 )
-def test_options_that_cannot_be_used_are_one_sentence(line, says):
-    with pytest.raises(UsageError) as caught:
+def test_unusable_options_are_refused(line, error_message):
+    with pytest.raises(UsageError) as raised:
         build_allocation(parse_launch([*line.split(), "--", "true"])[0])
-    assert says in sentence(caught.value)
+    assert error_message in one_line_message(raised.value)
 
 
-def test_the_line_for_ssh_holds_two_paths_and_nothing_of_the_user(monkeypatch):
+def test_the_ssh_command_contains_two_paths_and_no_input_of_the_user(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/it's a/python")
-    words = ssh.ssh_command("h1")
-    assert words[0] == "ssh" and words[-3:-1] == ["--", "h1"]
-    assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(words)
-    assert shlex.split(words[-1]) == ["exec", "/it's a/python", remote_entry.__file__]
+    command = ssh.ssh_command("h1")
+    assert command[0] == "ssh" and command[-3:-1] == ["--", "h1"]
+    assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(command)
+    assert shlex.split(command[-1]) == ["exec", "/it's a/python", remote_entry.__file__]
 
 
 @pytest.mark.parametrize("path", ["/a\\b/python", "/a!/python", "/a\nb/python"])
@@ -178,7 +178,7 @@ def test_a_path_that_login_shells_read_differently_is_refused(monkeypatch, path)
         ssh.ssh_command("h1")
 
 
-def test_a_remote_process_inherits_path_and_little_else(monkeypatch):
+def test_a_remote_process_inherits_only_path_and_pythonpath(monkeypatch):
     monkeypatch.setenv("A_SECRET", "of mine")
     monkeypatch.setenv("PYTHONPATH", "/my code")
     monkeypatch.setenv("PATH", "/my bin:/bin")
@@ -187,15 +187,16 @@ def test_a_remote_process_inherits_path_and_little_else(monkeypatch):
     }  # fmt: skip
 
 
-@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
-def test_the_real_ssh_understands_its_options():
-    """-G prints what it would do and connects to nobody."""
-    words = ssh.ssh_command("me@h1")
-    told = subprocess.run(
-        [*words[: words.index("-T")], "-G", *words[words.index("-T") : -1]],
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="requires ssh")
+def test_the_real_ssh_accepts_its_options():
+    """-G prints the settings without a connection."""
+    command = ssh.ssh_command("me@h1")
+    settings_of_ssh = subprocess.run(
+        [*command[: command.index("-T")], "-G", *command[command.index("-T") : -1]],
         capture_output=True, text=True, timeout=60, check=True,
     ).stdout.splitlines()  # fmt: skip
-    assert {"batchmode yes", "stricthostkeychecking true", "user me", "serveraliveinterval 5"} <= set(told)
+    expected = {"batchmode yes", "stricthostkeychecking true", "user me", "serveraliveinterval 5"}
+    assert expected <= set(settings_of_ssh)
 
 
 def test_a_name_that_does_not_resolve_is_named_and_not_this_machine():
@@ -205,27 +206,27 @@ def test_a_name_that_does_not_resolve_is_named_and_not_this_machine():
     assert hosts.resolve_addresses(list(map(Host, names))) == names
 
 
-def test_on_this_machine_alone_hosts_get_free_ports_on_loopback():
-    places = HostAllocation([Host("localhost", 2)]).place_processes()
-    assert not places.remote and len(set(places.tasks[0].tasks["worker"])) == 2
-    assert all(a.startswith("127.0.0.1:") for a in places.tasks[0].tasks["worker"])
+def test_hosts_on_this_machine_only_get_free_ports_on_loopback():
+    allocation = HostAllocation([Host("localhost", 2)]).place_processes()
+    assert not allocation.remote and len(set(allocation.tasks[0].tasks["worker"])) == 2
+    assert all(a.startswith("127.0.0.1:") for a in allocation.tasks[0].tasks["worker"])
 
 
-def test_after_a_clash_far_workers_get_other_ports():
+def test_after_a_port_conflict_remote_workers_get_other_ports():
     allocation = HostAllocation([Host("h1", 2)], port=2222)
     assert list(allocation.place_processes().remote) == ["h1:2222", "h1:2223"]
     shifted = [f"h1:{2222 + PORT_OFFSET + i}" for i in range(2)]
     assert list(allocation.place_processes(shift=1).remote) == shifted
 
 
-def test_the_first_slots_are_taken():
-    found = [Host("a", 2), Host("b", 2), Host("c", 1)]
-    assert select_slots(found, None) == found
-    assert select_slots(found, 3) == [Host("a", 2), Host("b", 1)]
-    assert select_slots(found, 2) == [Host("a", 2)]
+def test_the_first_slots_are_selected():
+    hosts_with_slots = [Host("a", 2), Host("b", 2), Host("c", 1)]
+    assert select_slots(hosts_with_slots, None) == hosts_with_slots
+    assert select_slots(hosts_with_slots, 3) == [Host("a", 2), Host("b", 1)]
+    assert select_slots(hosts_with_slots, 2) == [Host("a", 2)]
 
 
-def script(tmp_path, text):
+def write_script(tmp_path, text):
     path = tmp_path / "hosts.sh"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -233,7 +234,7 @@ def script(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "error_message"),
     [
         ("echo oops >&2; exit 3", "failed: exit code 3, oops"),
         ("kill -9 $$", "failed: signal 9"),
@@ -242,18 +243,18 @@ def script(tmp_path, text):
         ("head -c 1000000 /dev/urandom", "printed an invalid line"),
     ],
 )
-def test_a_discovery_script_that_fails_is_told_in_words(tmp_path, text, says):
-    assert says in sentence(run_discovery(script(tmp_path, text)).problem)
+def test_the_error_of_a_failing_discovery_script_is_described(tmp_path, text, error_message):
+    assert error_message in one_line_message(run_discovery(write_script(tmp_path, text)).problem)
 
 
-def test_a_discovery_script_that_hangs_is_killed_with_what_it_started(tmp_path):
-    hanging = script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
-    found = run_discovery(hanging, timeout_secs=3.0)
-    assert "did not end within 3 s" in found.problem
+def test_a_hanging_discovery_script_is_killed_with_its_child_processes(tmp_path):
+    hanging = write_script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
+    result = run_discovery(hanging, timeout_secs=3.0)
+    assert "did not end within 3 s" in result.problem
     wait_for(lambda: not is_alive(int((tmp_path / "pid").read_text())))
     assert discovery.DISCOVERY_TIMEOUT_SECS == 30
 
 
-def test_a_discovery_script_gets_no_shell_and_no_words(tmp_path):
-    assert run_discovery(script(tmp_path, 'echo "h$#:2"')).hosts == [Host("h0", 2)]
+def test_a_discovery_script_gets_no_shell_and_no_arguments(tmp_path):
+    assert run_discovery(write_script(tmp_path, 'echo "h$#:2"')).hosts == [Host("h0", 2)]
     assert "cannot be run" in run_discovery("/bin/echo h1").problem

@@ -1,4 +1,4 @@
-"""The launcher without processes: the line it reads, ports, places, logs, and who failed first."""
+"""The launcher without processes: command line, ports, tasks, logs, and the cause of a failure."""
 
 import fcntl
 import json
@@ -33,12 +33,12 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_SECS = 60
 
 
-def places(count=2):
+def worker_tasks(count=2):
     return build_tasks(RoleCounts(workers=count), "127.0.0.1")
 
 
 class ScriptedGroup:
-    """Stands in for a process group: each poll notices the next round of (place, return code) pairs."""
+    """A fake process group. Each poll reports the next round of (task number, return code) pairs."""
 
     def __init__(self, *rounds, workers=2, **roles):
         self.tasks = build_tasks(RoleCounts(workers=workers, **roles), "127.0.0.1")
@@ -62,12 +62,12 @@ class ScriptedGroup:
         return [e for e in self.exits if e.returncode != 0]
 
 
-def watched(group):
+def monitored(group):
     return Monitor(group, 30.0, ForwardedSignals(), chief=group.tasks[0], log_dir=Path("/nowhere")).wait()
 
 
 def cause_of(*rounds, workers=2):
-    cause = watched(ScriptedGroup(*rounds, workers=workers)).cause
+    cause = monitored(ScriptedGroup(*rounds, workers=workers)).cause
     assert cause is not None
     return cause.task.task_index, cause.exit_code
 
@@ -80,26 +80,26 @@ def test_free_ports_are_distinct_and_can_be_bound():
             bound.bind(("127.0.0.1", port))
 
 
-def test_a_host_of_another_machine_is_refused_with_the_word_to_write():
+def test_a_host_of_another_machine_is_refused_with_a_hint():
     with pytest.raises(UsageError, match=r"192\.0\.2\.1.*--host=127\.0\.0\.1"):
         free_ports(1, "192.0.2.1")
 
 
-def test_with_a_chief_there_is_one_process_more_and_it_comes_first():
+def test_a_chief_is_one_process_more_and_the_first_task():
     tasks = build_tasks(RoleCounts(workers=2, chief=True), "127.0.0.1")
     assert [(t.task_type, t.task_index, t.worker_index) for t in tasks] == [
         ("chief", 0, 0),
         ("worker", 0, 1),
         ("worker", 1, 2),
     ]
-    assert len({address for kind in tasks[0].tasks.values() for address in kind}) == 3
+    assert len({address for addresses in tasks[0].tasks.values() for address in addresses}) == 3
 
 
 def test_the_first_failure_noticed_is_the_cause():
     assert cause_of([(1, 3)], [(0, 4)]) == (1, 3)
 
 
-def test_of_two_found_dead_at_once_the_one_that_lost_a_peer_is_not_the_cause():
+def test_of_two_dead_processes_the_one_that_lost_a_peer_is_not_the_cause():
     assert cause_of([(0, 134), (1, 3)]) == (1, 3)
 
 
@@ -114,42 +114,42 @@ def test_when_all_have_lost_a_peer_the_first_is_named():
 @pytest.mark.parametrize(
     ("phase", "cause"), [("ended", (1, 1)), ("saving", (1, 1)), ("training", (0, 134)), (None, (0, 134))]
 )
-def test_one_that_told_the_others_of_its_error_may_take_long_to_end(tmp_path, monkeypatch, phase, cause):
+def test_a_process_that_reported_its_error_may_take_long_to_end(tmp_path, monkeypatch, phase, cause):
     monkeypatch.setattr(monitor, "_CAUSE_SECS", 0.0)
     group = ScriptedGroup([(0, 134)], [], [], [(1, 1)])
     heartbeats = HeartbeatMonitor(tmp_path, Timeouts())
     if phase:
         heartbeats.path(group.tasks[1]).write_text(json.dumps({"phase": phase}))
-    found = Monitor(group, 30.0, ForwardedSignals(), heartbeats, chief=group.tasks[0]).wait().cause
-    assert (found.task.task_index, found.exit_code) == cause
+    first_failure = Monitor(group, 30.0, ForwardedSignals(), heartbeats, chief=group.tasks[0]).wait().cause
+    assert (first_failure.task.task_index, first_failure.exit_code) == cause
 
 
 def test_an_early_exit_with_0_is_no_failure():
-    assert watched(ScriptedGroup([(1, 0)], [(0, 0)])).cause is None
+    assert monitored(ScriptedGroup([(1, 0)], [(0, 0)])).cause is None
 
 
-def test_a_server_s_worker_that_dies_again_and_again_is_left_out(monkeypatch, capsys):
+def test_a_worker_of_a_server_that_fails_repeatedly_is_not_restarted(monkeypatch, capsys):
     monkeypatch.setattr(monitor, "RESTART_PAUSE_SECS", (0.0, 0.0, 0.0))
-    dies = [(1, 3)]  # places: chief, worker 0, worker 1, ps
-    group = ScriptedGroup(dies, dies, dies, dies, [(0, 0)], [(2, 0), (3, 1)], chief=True, ps=1)
-    assert watched(group).cause is None and group.started == [0, 0, 0]
-    said = capsys.readouterr().err.splitlines()
-    assert [line for line in said if "(3 of 3)" in line] == said[2:3] and len(said) == 4
-    assert "worker 0 (job 1) ended with exit code 3 after 3 restarts; the job continues" in said[3]
+    worker_0_fails = [(1, 3)]  # tasks: chief, worker 0, worker 1, ps
+    group = ScriptedGroup(*[worker_0_fails] * 4, [(0, 0)], [(2, 0), (3, 1)], chief=True, ps=1)
+    assert monitored(group).cause is None and group.started == [0, 0, 0]
+    messages = capsys.readouterr().err.splitlines()
+    assert [line for line in messages if "(3 of 3)" in line] == messages[2:3] and len(messages) == 4
+    assert "worker 0 (job 1) ended with exit code 3 after 3 restarts; the job continues" in messages[3]
 
 
-def test_a_worker_that_ends_as_the_chief_does_is_not_started_again():
+def test_a_worker_that_ends_when_the_chief_ends_is_not_restarted():
     group = ScriptedGroup([(1, 134)], [(0, 0)], [(2, 134), (3, 134)], chief=True, ps=1)
-    assert watched(group).cause is None and group.started == []
+    assert monitored(group).cause is None and group.started == []
 
 
-def test_a_parameter_server_seen_to_end_just_before_a_chief_that_is_done_is_no_failure():
+def test_a_parameter_server_that_ends_just_before_the_chief_is_no_failure():
     group = ScriptedGroup([(3, 1)], [(0, 0)], [(1, 0), (2, 0)], chief=True, ps=1)
-    assert watched(group).cause is None
+    assert monitored(group).cause is None
 
 
-def test_an_exit_is_told_as_a_shell_would():
-    task = places(1)[0]
+def test_an_exit_is_described_as_in_a_shell():
+    task = worker_tasks(1)[0]
     assert (str(ProcessExit(task, 3, 1.0)), ProcessExit(task, 3, 1.0).exit_code) == ("exit code 3", 3)
     assert (str(ProcessExit(task, -9, 1.0)), ProcessExit(task, -9, 1.0).exit_code) == ("SIGKILL", 137)
     assert str(ProcessExit(task, -63, 1.0)) == "signal 63"
@@ -163,14 +163,14 @@ def test_an_overwritten_line_keeps_its_last_state():
     assert text.flush() == b""
 
 
-def test_escape_sequences_are_dropped_also_when_they_come_in_pieces():
+def test_escape_sequences_are_dropped_if_they_arrive_in_pieces():
     text = TerminalText()
     pieces = b"\x1b[?25l\x1b[1;32mgreen\x1b[0m \x1b]0;title\x07tab\tkept\x1b[K\b\x1b(B\n"
-    plain = b"".join(text.feed(pieces[i : i + 1]) for i in range(len(pieces)))
-    assert plain == b"green tab\tkept\n"
+    text_without_escapes = b"".join(text.feed(pieces[i : i + 1]) for i in range(len(pieces)))
+    assert text_without_escapes == b"green tab\tkept\n"
 
 
-def test_a_progress_bar_of_any_length_takes_little_memory_and_one_line():
+def test_a_progress_bar_of_any_length_needs_little_memory_and_one_line():
     text = TerminalText()
     for step in range(20_000):
         assert text.feed(b"\r\x1b[2Kstep %d" % step) == b""
@@ -178,7 +178,7 @@ def test_a_progress_bar_of_any_length_takes_little_memory_and_one_line():
     assert text.feed(b"\n") == b"step 19999\n"
 
 
-def test_a_line_without_an_end_is_passed_on_whole():
+def test_a_line_without_an_end_is_passed_completely():
     text = TerminalText()
     assert text.feed(b"x" * 200_000) + text.flush() in (b"x" * 200_000, b"x" * 200_000 + b"\n")
 
@@ -191,43 +191,43 @@ def test_the_tail_is_the_last_lines_without_escapes(tmp_path):
 
 
 def log_output(directory):
-    """The output of one process, whose log is shown on the console; and its descriptor."""
-    task = places(1)[0]
-    shown = LogOutput(directory, [task])
-    return shown, task, shown.open_writers(task)[0]
+    """Returns (output of a process with its log on the console, task, descriptor to write to)."""
+    task = worker_tasks(1)[0]
+    copied_output = LogOutput(directory, [task])
+    return copied_output, task, copied_output.open_writers(task)[0]
 
 
-def test_the_copy_ends_by_itself_when_nobody_can_write_any_more(tmp_path):
-    shown, task, _ = log_output(tmp_path)
-    shown.close_writers(task)
-    shown.start()
-    until = time.monotonic() + TIMEOUT_SECS
-    while shown._streams:
-        assert time.monotonic() < until, "waited in vain"
+def test_the_copy_ends_when_all_writers_are_closed(tmp_path):
+    copied_output, task, _ = log_output(tmp_path)
+    copied_output.close_writers(task)
+    copied_output.start()
+    deadline = time.monotonic() + TIMEOUT_SECS
+    while copied_output._streams:
+        assert time.monotonic() < deadline, "the copy did not end"
         time.sleep(0.02)
-    shown.finish()
-    assert not shown._thread.is_alive()
+    copied_output.finish()
+    assert not copied_output._thread.is_alive()
 
 
-def test_a_process_finds_its_terminal_in_the_size_of_ours(tmp_path, monkeypatch):
-    ours, console = os.openpty()
+def test_a_process_has_a_terminal_of_the_launcher_s_size(tmp_path, monkeypatch):
+    test_end, console = os.openpty()
     monkeypatch.setattr(output, "_STDOUT", console)
-    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
-    shown, _, writer = log_output(tmp_path)
+    fcntl.ioctl(test_end, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
+    copied_output, _, writer = log_output(tmp_path)
     assert tuple(os.get_terminal_size(writer)) == (101, 33)
-    shown.start()
-    shown.finish()
-    os.close(ours)
+    copied_output.start()
+    copied_output.finish()
+    os.close(test_end)
     os.close(console)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_a_full_disk_is_one_message_and_the_console_goes_on(tmp_path, capfd):
+def test_a_full_disk_is_one_message_and_the_console_output_continues(tmp_path, capfd):
     (tmp_path / "job_0.log").symlink_to("/dev/full")
-    shown, _, writer = log_output(tmp_path)
+    copied_output, _, writer = log_output(tmp_path)
     os.write(writer, b"still shown")
-    shown.start()
-    shown.finish()
+    copied_output.start()
+    copied_output.finish()
     out, err = capfd.readouterr()
     assert out == "still shown"
     assert err.startswith(f"ctl launch: {tmp_path}/job_0.log cannot be written (No space left on device); ")
@@ -235,7 +235,7 @@ def test_a_full_disk_is_one_message_and_the_console_goes_on(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "error_message"),
     [
         ("--workers=2", "no command was given after `--`"),
         ("--workers=2 --", "no command was given after `--`"),
@@ -253,12 +253,12 @@ def test_a_full_disk_is_one_message_and_the_console_goes_on(tmp_path, capfd):
         (f"-- '{__file__}'", "cannot be run"),
     ],
 )
-def test_what_cannot_be_used_is_one_sentence_and_exit_code_2(line, says, capsys, monkeypatch):
+def test_an_unusable_command_line_is_one_message_and_exit_code_2(line, error_message, capsys, monkeypatch):
     monkeypatch.setattr("ctl.launch.cli.tempfile.mkdtemp", lambda prefix: "unused")
     assert cli.main(["launch", *shlex.split(line)]) == 2
     out, err = capsys.readouterr()
-    said = [text for text in err.splitlines() if "starting" not in text]
-    assert out == "" and len(said) == 1 and says in said[0]
+    messages = [text for text in err.splitlines() if "starting" not in text]
+    assert out == "" and len(messages) == 1 and error_message in messages[0]
 
 
 def test_a_program_that_cannot_start_is_exit_code_2(tmp_path, capfd):
@@ -279,8 +279,8 @@ def test_a_program_that_cannot_start_is_exit_code_2(tmp_path, capfd):
     ],
 )
 def test_logs_go_into_the_model_dir_of_the_command(command, log_dir, tmp_path):
-    words = [word.format(tmp_path) for word in command]
-    assert launch_cli.choose_log_dir(None, words) == tmp_path / log_dir
+    command_line = [argument.format(tmp_path) for argument in command]
+    assert launch_cli.choose_log_dir(None, command_line) == tmp_path / log_dir
     assert (tmp_path / log_dir).is_dir()
 
 
@@ -295,12 +295,12 @@ def test_the_help_names_every_option_with_its_default_and_an_example(capsys):
     assert cli.main(["launch", "--help"]) == 0
     out = capsys.readouterr().out
     names = [name for name in vars(launch_cli.parse_launch(["--", "true"])[0]) if name != "help"]
-    for word in (*(f"--{name}" for name in names), "example:"):
-        assert word in out
+    for text in (*(f"--{name}" for name in names), "example:"):
+        assert text in out
     assert out.count("default:") == len(names) == 19 and "seconds" in out
 
 
-def test_the_list_of_the_page_has_every_option_and_its_default():
+def test_the_documentation_lists_every_option_and_its_default():
     page = (ROOT / "docs/launch.md").read_text(encoding="utf-8").split("\n## ")[0]
     items = re.findall(r"^- (`-[^:]*): .* \((.*)\)$", re.sub(r"=[^`]*`", "`", page), re.MULTILINE)
     named = [name for options, _ in items for name in re.findall(r"--(\w+)", options)]
@@ -312,11 +312,11 @@ def test_the_list_of_the_page_has_every_option_and_its_default():
 
 
 def test_help_after_the_two_dashes_belongs_to_the_command(monkeypatch, tmp_path):
-    seen = []
-    monkeypatch.setattr(launch_cli, "run_job", lambda command, **_: seen.append(command) or 0)
+    commands = []
+    monkeypatch.setattr(launch_cli, "run_job", lambda command, **_: commands.append(command) or 0)
     line = ["launch", f"--log_dir={tmp_path}", "--", "true", "--help", "--", "-x"]
     assert cli.main(line) == 0
-    assert seen == [["true", "--help", "--", "-x"]]
+    assert commands == [["true", "--help", "--", "-x"]]
 
 
 def test_the_ctl_command_lists_its_subcommands_and_its_version(capsys):
@@ -336,7 +336,7 @@ def test_an_unknown_subcommand_is_exit_code_2_and_a_list(line, capsys):
 def test_the_launcher_never_imports_tensorflow(line, tmp_path):
     for module in ("tensorflow", "numpy", "absl", "keras"):
         (tmp_path / f"{module}.py").write_text(f"raise SystemExit('{module} was imported')")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", *line],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
         capture_output=True,
@@ -344,11 +344,11 @@ def test_the_launcher_never_imports_tensorflow(line, tmp_path):
         timeout=TIMEOUT_SECS,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: ctl")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("usage: ctl")
 
 
-def test_signals_are_only_kept_inside_the_block():
+def test_signals_are_only_recorded_inside_the_block():
     before = signal.getsignal(signal.SIGTERM)
     with ForwardedSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -364,13 +364,13 @@ def test_a_system_without_prctl_starts_workers_without_it(monkeypatch):
     assert process_tree.die_with_parent() is None
 
 
-def test_a_lock_file_that_its_last_owner_deletes_meanwhile_does_not_make_two_owners(tmp_path, monkeypatch):
+def test_a_lock_file_deleted_by_its_last_owner_does_not_allow_two_owners(tmp_path, monkeypatch):
     lock, path, deleted = fcntl.flock, tmp_path / ".launcher", []
 
-    def after_the_deletion(file, how):
+    def after_the_deletion(file, operation):
         if not deleted:  # the last owner deletes the file and then unlocks it
             deleted.append(path.unlink())
-        return lock(file, how)
+        return lock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", after_the_deletion)
     with log_files.log_dir_lock(tmp_path):

@@ -15,7 +15,7 @@ TIMEOUT_SECS = 60
 
 @contextmanager
 def serving(silence_secs=60.0):
-    """A remote end without PYTHONPATH; yields it and a function that sends an order."""
+    """Starts a remote end without PYTHONPATH; yields the process and a function that sends a command."""
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from ctl.launch import remote; "
     with subprocess.Popen(
         [sys.executable, "-c", program + f"sys.exit(remote.serve_launcher(silence_secs={silence_secs}))"],
@@ -36,26 +36,26 @@ def start(number, *command, **environ):
     return {"start": number, "command": command, "environ": environ, "directory": "/", "is_merged": False}
 
 
-def frame(process):
-    """The next frame, with its data."""
+def read_frame(process):
+    """Returns the next frame with its data."""
     fields = json.loads(process.stdout.readline())
     return {**fields, "data": process.stdout.read(fields["bytes"])} if "bytes" in fields else fields
 
 
-def test_exit_codes_signals_and_output_come_as_frames():
+def test_exit_codes_signals_and_output_are_sent_as_frames():
     with serving() as (process, send):
         send(remote.GREETING.decode())
         assert process.stdout.readline() == remote.READY
         send(start(0, "sh", "-c", "echo out; echo err >&2; exit 255"))
-        frames = [frame(process) for _ in range(3)]
+        frames = [read_frame(process) for _ in range(3)]
         assert sorted(f["data"] for f in frames[:2]) == [b"err\n", b"out\n"]
         assert frames[2] == {"id": 0, "exit": 255}
         send(start(1, "sleep", "1000"))
         send({"signal": 1, "signum": 15})
-        assert frame(process) == {"id": 1, "exit": -15}
+        assert read_frame(process) == {"id": 1, "exit": -15}
         send(start(2, "sleep", "1000"))
         send({"kill": 2})
-        assert frame(process) == {"id": 2, "exit": -9}
+        assert read_frame(process) == {"id": 2, "exit": -9}
 
 
 @pytest.mark.parametrize(
@@ -71,16 +71,16 @@ def test_a_process_that_cannot_be_started_is_an_error_with_its_reason(order, err
         send(remote.GREETING.decode())
         send(order)
         assert process.stdout.readline() == remote.READY
-        assert error in frame(process)["error"]
+        assert error in read_frame(process)["error"]
 
 
-def test_much_output_arrives_whole_before_the_exit():
+def test_large_output_arrives_completely_before_the_exit():
     with serving() as (process, send):
         send(remote.GREETING.decode())
         process.stdout.readline()
         send(start(0, sys.executable, "-c", "print('x' * 9_999_999)"))
         size = 0
-        while "exit" not in (received := frame(process)):
+        while "exit" not in (received := read_frame(process)):
             size += received["bytes"]
         assert (size, received["exit"]) == (10_000_000, 0)
 
@@ -91,7 +91,7 @@ def test_processes_end_with_the_connection_or_after_silence(silence_secs):
         send(remote.GREETING.decode())
         process.stdout.readline()
         send(start(0, "sh", "-c", "sleep 1000 & echo $$ $!; wait"))
-        pids = [int(pid) for pid in frame(process)["data"].split()]
+        pids = [int(pid) for pid in read_frame(process)["data"].split()]
         if silence_secs == 60.0:
             process.stdin.close()
         assert process.wait(TIMEOUT_SECS) == 0
@@ -102,7 +102,7 @@ def test_input_that_another_program_has_read_is_refused():
     with serving() as (process, send):
         send(start(0, "true"))
         process.stdout.readline()
-        assert "startup files of the login shell" in frame(process)["refused"]
+        assert "startup files of the login shell" in read_frame(process)["refused"]
         assert process.wait(TIMEOUT_SECS) == 2
 
 

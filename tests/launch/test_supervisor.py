@@ -1,4 +1,4 @@
-"""What the supervisor decides with, without processes: policy, heartbeats, progress, log files."""
+"""Parts of the supervisor without processes: restart policy, progress, log files."""
 
 import inspect
 import json
@@ -30,23 +30,23 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize(
-    ("code", "again", "on_error"),
+    ("code", "is_retried", "is_retried_on_error"),
     [
         (1, False, True), (2, False, False), (3, False, True), (127, False, True),
         (128, True, True), (130, False, False), (134, True, True), (137, True, True),
         (139, True, True), (143, False, False), (255, True, True),
     ],
 )  # fmt: skip
-def test_exit_codes_say_whether_another_attempt_may_help(code, again, on_error):
-    assert (RestartPolicy().decide(code, None).delay_secs is not None) == again
-    asked = RestartPolicy(restart_on_error=True).decide(code, None)
-    assert (asked.delay_secs is not None) == on_error
+def test_exit_codes_decide_about_another_attempt(code, is_retried, is_retried_on_error):
+    assert (RestartPolicy().decide(code, None).delay_secs is not None) == is_retried
+    decision = RestartPolicy(restart_on_error=True).decide(code, None)
+    assert (decision.delay_secs is not None) == is_retried_on_error
 
 
-def test_the_waiting_doubles_up_to_a_minute():
+def test_the_delay_doubles_up_to_a_minute():
     policy = RestartPolicy(max_restarts=9)
-    waits = [policy.decide(134 + i, 5).delay_secs for i in range(10)]
-    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, None]
+    delays_secs = [policy.decide(134 + i, 5).delay_secs for i in range(10)]
+    assert delays_secs == [1, 2, 4, 8, 16, 32, 60, 60, 60, None]
     assert RestartPolicy(max_restarts=2000).decide(134, 1).delay_secs == 1
 
 
@@ -59,33 +59,33 @@ def test_the_waiting_doubles_up_to_a_minute():
         ([None] * 3, 3),  # before the first heartbeat
         ([5, None, 5, 5, None], None),
         ([1, 2, 3, 4], None),
-        ([9, 5, 5, 5], 4),  # a damaged checkpoint was set aside in between
+        ([9, 5, 5, 5], 4),  # a damaged checkpoint was moved aside in between
     ],
 )
 def test_three_attempts_that_end_at_one_step_are_a_crash_loop(steps, stops_after):
     policy = RestartPolicy(max_restarts=99)
-    verdicts = [policy.decide(134, step) for step in steps]
-    stopped = [i + 1 for i, v in enumerate(verdicts) if v.delay_secs is None]
+    decisions = [policy.decide(134, step) for step in steps]
+    stopped = [i + 1 for i, v in enumerate(decisions) if v.delay_secs is None]
     assert stopped == ([stops_after] if stops_after else [])
-    assert not stopped or (
-        verdicts[stopped[0] - 1].should_report and "3 attempts in a row" in verdicts[stopped[0] - 1].refusal
-    )
+    if stopped:
+        last = decisions[stopped[0] - 1]
+        assert last.should_report and "3 attempts in a row" in last.refusal
 
 
-def test_progress_gives_all_restarts_back():
+def test_progress_resets_the_number_of_restarts():
     policy = RestartPolicy(max_restarts=2)
     delays = [policy.decide(134, step).delay_secs for step in (0, 0, 5, 5, 7, 7)]
     assert delays == [1, 2, 1, 2, 1, 2]
     assert policy.decide(134, 7).refusal.startswith("2 restarts are used up")
 
 
-def test_losses_from_outside_use_up_nothing_and_are_no_crash_loop():
+def test_losses_from_outside_use_no_restarts_and_are_no_crash_loop():
     policy = RestartPolicy(max_restarts=2)
-    lost = {"loss": OUTSIDE, "has_trained": True}
-    assert [policy.decide(255, 5, **lost).delay_secs for _ in range(9)][-1] == 60
+    outside_loss = {"loss": OUTSIDE, "has_trained": True}
+    assert [policy.decide(255, 5, **outside_loss).delay_secs for _ in range(9)][-1] == 60
     assert policy.restarts == 0
     never = [policy.decide(255, 5, loss=OUTSIDE).delay_secs for _ in range(3)]
-    assert never == [60, 60, None]  # a machine that nobody reaches
+    assert never == [60, 60, None]  # an unreachable machine
     assert RestartPolicy(has_dynamic_hosts=True).decide(143, 5).delay_secs == 1
     assert RestartPolicy(max_restarts=0).decide(255, 5, loss=OUTSIDE).delay_secs is None
 
@@ -94,38 +94,38 @@ def test_a_host_that_refuses_the_login_is_permanent_unless_hosts_change():
     decision = RestartPolicy().decide(2, None, loss=REFUSED)
     assert (decision.delay_secs, decision.refusal) == (None, "exit code 2 is a usage error")
     assert RestartPolicy(has_dynamic_hosts=True).decide(2, None, loss=REFUSED).delay_secs == 1
-    lost = RestartPolicy().decide(255, 5, loss=OUTSIDE, has_trained=True)
-    assert not lost.is_counted and RestartPolicy().decide(255, 5, loss=OUTSIDE).is_counted
+    decision = RestartPolicy().decide(255, 5, loss=OUTSIDE, has_trained=True)
+    assert not decision.is_counted and RestartPolicy().decide(255, 5, loss=OUTSIDE).is_counted
 
 
-def test_kills_at_the_start_are_somebody_s_and_kills_of_a_step_are_a_crash_loop():
+def test_kills_before_the_first_step_are_no_crash_loop_and_kills_of_a_step_are():
     start, step = RestartPolicy(max_restarts=1000), RestartPolicy(max_restarts=1000)
     assert all(start.decide(137, 5, loss=KILLED).delay_secs for _ in range(20))
-    verdicts = [step.decide(137, 5, loss=KILLED, has_trained=True) for _ in range(3)]
-    assert "no progress" in verdicts[2].refusal and not verdicts[1].refusal
+    decisions = [step.decide(137, 5, loss=KILLED, has_trained=True) for _ in range(3)]
+    assert "no progress" in decisions[2].refusal and not decisions[1].refusal
 
 
-def test_out_of_memory_twice_is_enough_and_the_cure_is_named():
+def test_two_out_of_memory_kills_end_the_job_with_a_hint():
     policy = RestartPolicy(max_restarts=9)
     first, second = (policy.decide(137, None, loss=OUT_OF_MEMORY) for _ in range(2))
     assert first.delay_secs == 1
     assert "out of memory 2 times in a row: use a smaller --global_batch_size" in second.refusal
 
 
-def test_whichever_of_several_processes_is_noticed_first_the_failures_are_alike():
+def test_the_decision_does_not_depend_on_the_failed_process():
     policy = RestartPolicy(max_restarts=9)
     ends = [policy.decide(137, step, loss=OUT_OF_MEMORY) for step in (None, 0)]
     assert "out of memory 2 times in a row" in ends[1].refusal
     names = list(inspect.signature(policy.decide).parameters)
-    assert names == ["exit_code", "step", "loss", "has_trained"], "nothing says who it was"
+    assert names == ["exit_code", "step", "loss", "has_trained"], "the process must not matter"
 
 
-def test_what_stands_still_is_told_as_what_it_is():
-    for saves, step, words in [(True, 5, "with the newest checkpoint at step 5"),
-                               (True, 0, "without a checkpoint"), (False, 5, "at step 5")]:  # fmt: skip
+def test_the_refusal_describes_the_missing_progress():
+    for saves, step, ending in [(True, 5, "with the newest checkpoint at step 5"),
+                                (True, 0, "without a checkpoint"), (False, 5, "at step 5")]:  # fmt: skip
         policy = RestartPolicy(has_checkpoints=saves)
-        why = [policy.decide(134, step).refusal for _ in range(3)][-1]
-        assert why == f"no progress: 3 attempts in a row ended {words}"
+        refusal = [policy.decide(134, step).refusal for _ in range(3)][-1]
+        assert refusal == f"no progress: 3 attempts in a row ended {ending}"
 
 
 def save(directory, name, text):
@@ -149,7 +149,7 @@ def test_progress_is_the_newest_step_with_a_manifest_of_its_number(tmp_path):
 
 @FUZZ
 @given(st.one_of(JSON.map(json.dumps), st.text(min_size=1, max_size=40)))
-def test_whatever_stands_in_a_manifest_is_no_traceback(tmp_path_factory, text):
+def test_any_content_of_a_manifest_is_read_without_an_error(tmp_path_factory, text):
     directory = tmp_path_factory.mktemp("manifest")
     save(directory, "ckpt-3", "")
     path = directory / "checkpoints/ckpt-3/manifest.json"
@@ -169,7 +169,7 @@ def test_a_model_dir_is_local_or_none():
     assert local_model_dir(["x", "--model_dir=gs://b/c"]) is local_model_dir(["x"]) is None
 
 
-def test_logs_of_a_worker_that_is_not_there_any_more_are_kept_too(tmp_path):
+def test_logs_of_a_removed_worker_are_archived_too(tmp_path):
     tasks = build_tasks(RoleCounts(workers=3), "127.0.0.1")
     for i in range(2):
         (tmp_path / f"job_{i}.log").write_text(str(i))
@@ -179,13 +179,13 @@ def test_logs_of_a_worker_that_is_not_there_any_more_are_kept_too(tmp_path):
 
 @pytest.mark.parametrize("lines", [1, 2000])
 def test_a_cut_log_stays_below_its_bound_however_often_it_is_cut(tmp_path, lines):
-    log, bounds = tmp_path / "job_1.log", LogSizeLimit(10_000)
+    log, size_limit = tmp_path / "job_1.log", LogSizeLimit(10_000)
     log.write_bytes(b"first\n")
-    with open(log, "ab", buffering=0) as worker:  # as a worker's own, open all the time
+    with open(log, "ab", buffering=0) as worker:  # open all the time, as in a worker
         for round in range(5):
             worker.write(b"".join(b"line %d\n" % i for i in range(lines)) + b"x" * 9_990 + b"\n")
             worker.write(b"last of %d\n" % round)
-            bounds.cut(log)
+            size_limit.cut(log)
             text = log.read_bytes()
             assert len(text) <= 5_200 and text.endswith(b"last of %d\n" % round)
             assert text.startswith(b"first\n") and b" bytes were cut here" in text
@@ -193,7 +193,7 @@ def test_a_cut_log_stays_below_its_bound_however_often_it_is_cut(tmp_path, lines
     LogSizeLimit(10_000).cut(tmp_path / "none.log")
 
 
-def test_an_end_is_told_in_words():
+def test_an_exit_has_a_described_reason():
     task = build_tasks(RoleCounts(workers=2), "127.0.0.1")[1]
     assert ProcessExit(task, -signal.SIGKILL, 1.0).reason == "worker 1 (job 1) failed: SIGKILL"
     hung = ProcessExit(task, EXIT_RETRY, 1.0, "sent no heartbeat for 60 s", 60.0)

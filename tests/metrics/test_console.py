@@ -15,7 +15,7 @@ ODD_NAMES = ("loss [/epoch]", "[mean]", "[red]x", ":smile:", "100%")
 
 def info(num_parameters=2, **changes):
     parameters = tuple((f"layer_{i}/kernel", (10, 10 + i), "float32", i > 0) for i in range(num_parameters))
-    facts = {
+    fields = {
         "model": "Mnist",
         "strategy": "multi_worker",
         "num_workers": 2,
@@ -27,7 +27,7 @@ def info(num_parameters=2, **changes):
         "model_dir": "runs/1",
         "parameters": parameters,
     }
-    return RunInfo(**{**facts, **changes})
+    return RunInfo(**{**fields, **changes})
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def plain_writer(clock):
+def line_writer(clock):
     file = io.StringIO()
     return ConsoleWriter(file, live=False, clock=clock), file
 
@@ -59,8 +59,8 @@ def test_rich_is_imported_for_a_run_and_its_progress_bar_for_a_terminal():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_a_line_of_training_reads_as_in_the_manual(clock):
-    writer, file = plain_writer(clock)
+def test_a_line_of_training_has_the_documented_format(clock):
+    writer, file = line_writer(clock)
     writer.note(Started(0, 500, info()))
     writer.note(Progressed(100))
     clock.now += 1.0
@@ -81,15 +81,15 @@ def test_a_line_of_training_reads_as_in_the_manual(clock):
     )
 
 
-def test_evaluations_and_saves_have_lines_of_their_own(clock):
-    writer, file = plain_writer(clock)
+def test_evaluations_and_saves_have_separate_lines(clock):
+    writer, file = line_writer(clock)
     writer.write(200, {"loss": 0.25}, run="eval")
     writer.note(Saved(200, "ckpt-200"))
     assert file.getvalue() == "eval step 200  loss 0.25\nsaved ckpt step 200\n"
 
 
-def test_the_header_says_what_runs_on_what(clock):
-    writer, file = plain_writer(clock)
+def test_the_header_shows_model_strategy_and_data(clock):
+    writer, file = line_writer(clock)
     writer.note(Started(400, 500, info(), resumed_from="resumed from ckpt-400"))
     text = file.getvalue()
     for fact in (
@@ -109,29 +109,29 @@ def test_the_header_says_what_runs_on_what(clock):
     assert not re.search(r" \n", text)
 
 
-def test_a_fresh_start_does_not_speak_of_resuming(clock):
-    writer, file = plain_writer(clock)
+def test_a_new_run_does_not_mention_a_resume(clock):
+    writer, file = line_writer(clock)
     writer.note(Started(0, 500, info()))
     assert "resumed" not in file.getvalue()
 
 
-@pytest.mark.parametrize(("weights", "rows"), [(8, 8), (9, 0)])
-def test_only_a_few_weights_are_listed(clock, weights, rows):
-    writer, file = plain_writer(clock)
-    writer.note(Started(0, 500, info(num_parameters=weights)))
+@pytest.mark.parametrize(("num_weights", "rows"), [(8, 8), (9, 0)])
+def test_only_a_few_weights_are_listed(clock, num_weights, rows):
+    writer, file = line_writer(clock)
+    writer.note(Started(0, 500, info(num_parameters=num_weights)))
     assert file.getvalue().count("layer_") == rows
     assert re.search(r"parameters +[\d,]+, [\d,]+ trainable", file.getvalue())
 
 
 def test_bytes_count_the_width_of_the_dtype(clock):
-    writer, file = plain_writer(clock)
+    writer, file = line_writer(clock)
     weights = (("a", (1000, 1000), "bfloat16", True), ("b", (1000, 1000), "float64", False))
     writer.note(Started(0, 1, info(parameters=weights)))
     assert "2,000,000, 1,000,000 trainable, 10.00 MB" in file.getvalue()
 
 
-def test_a_resumed_run_is_as_far_from_its_end_as_its_own_pace_says(clock):
-    writer, file = plain_writer(clock)
+def test_the_eta_of_a_resumed_run_uses_only_its_own_steps(clock):
+    writer, file = line_writer(clock)
     writer.note(Started(400, 500, info()))
     clock.now += 10.0  # tracing and the first loop
     writer.note(Progressed(410))
@@ -140,8 +140,8 @@ def test_a_resumed_run_is_as_far_from_its_end_as_its_own_pace_says(clock):
     assert file.getvalue().splitlines()[-1] == "step 420/500  loss 1  1 steps/s  eta 1:20"
 
 
-def test_the_loop_that_compiles_has_neither_speed_nor_time_left(clock):
-    writer, file = plain_writer(clock)
+def test_the_loop_that_compiles_has_neither_speed_nor_eta(clock):
+    writer, file = line_writer(clock)
     writer.note(Started(0, 500, info()))
     clock.now += 50
     writer.note(Progressed(1))
@@ -154,7 +154,7 @@ def test_the_loop_that_compiles_has_neither_speed_nor_time_left(clock):
 
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("compiles", ["the step again", "the first evaluation"])
-def test_what_compiles_later_leaves_the_time_left_as_it_is(live, compiles, clock, wide):
+def test_later_compilations_do_not_change_the_eta(live, compiles, clock, wide):
     file = Terminal()
     writer = ConsoleWriter(file, live, clock=clock)
     writer.note(Started(0, 500, info()))
@@ -173,7 +173,7 @@ def test_what_compiles_later_leaves_the_time_left_as_it_is(live, compiles, clock
 
 
 def test_without_a_known_end_there_is_no_eta(clock):
-    writer, file = plain_writer(clock)
+    writer, file = line_writer(clock)
     writer.note(Started(0, None, info()))
     writer.note(Progressed(1))
     clock.now += 1
@@ -208,7 +208,7 @@ def test_a_metric_name_is_never_markup(name, live, clock, wide):
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_a_second_end_says_nothing_more(live, clock):
+def test_a_second_end_prints_no_line(live, clock):
     file = Terminal()
     writer = ConsoleWriter(file, live, clock=clock)
     writer.note(Ended(1, RunEnd.DONE))
@@ -218,11 +218,11 @@ def test_a_second_end_says_nothing_more(live, clock):
 
 @pytest.mark.parametrize("live", [False, True])
 def test_a_broken_pipe_is_an_ordinary_error(live, clock):
-    class Gone(Terminal):
+    class BrokenPipe(Terminal):
         def write(self, text):
             raise BrokenPipeError("gone")
 
-    writer = ConsoleWriter(Gone(), live, clock=clock)
+    writer = ConsoleWriter(BrokenPipe(), live, clock=clock)
     with pytest.raises(BrokenPipeError):
         writer.note(Started(0, 500, info()))
 

@@ -1,4 +1,4 @@
-"""The bar on a terminal."""
+"""The progress bar on a terminal."""
 
 import io
 import re
@@ -33,7 +33,7 @@ def last_bar(file):
     return "train " + frames[-1]
 
 
-def test_a_terminal_gets_a_bar_and_a_file_gets_lines(clock, monkeypatch):
+def test_a_terminal_has_a_bar_and_a_file_has_lines(clock, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal, file = Terminal(), io.StringIO()
     for output in (terminal, file):
@@ -43,7 +43,7 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines(clock, monkeypatch):
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines(term, clock, monkeypatch):
+def test_a_terminal_that_cannot_move_its_cursor_has_lines(term, clock, monkeypatch):
     monkeypatch.setenv("TERM", term)
     file = Terminal()
     writer = ConsoleWriter(file, clock=clock)
@@ -52,7 +52,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(term, clock, monkeypa
     assert "\x1b" not in file.getvalue() and "step 1/500" in file.getvalue()
 
 
-def test_a_terminal_without_utf8_gets_lines(clock, monkeypatch):
+def test_a_terminal_without_utf8_has_lines(clock, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     file = Terminal()
     file.encoding = "latin-1"
@@ -81,7 +81,7 @@ def test_without_a_known_end_the_step_replaces_the_bar(clock, wide):
     assert last_bar(file).startswith("train step 6  5 steps/s  0:02") and "eta" not in last_bar(file)
 
 
-def test_no_color_is_honoured(clock, wide, monkeypatch):
+def test_no_color_is_respected(clock, wide, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     file = Terminal()
     writer = ConsoleWriter(file, live=True, clock=clock)
@@ -92,7 +92,7 @@ def test_no_color_is_honoured(clock, wide, monkeypatch):
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", file.getvalue())
 
 
-def test_the_bar_shows_how_far_how_fast_and_the_newest_numbers(clock, wide):
+def test_the_bar_shows_progress_speed_and_the_newest_metrics(clock, wide):
     file = Terminal()
     writer = ConsoleWriter(file, live=True, clock=clock)
     writer.note(Started(0, 500, INFO))
@@ -118,7 +118,7 @@ def test_the_bar_shows_how_far_how_fast_and_the_newest_numbers(clock, wide):
 
 
 @pytest.mark.parametrize(("columns", "num_bar_columns"), [(60, 18), (90, 31), (200, 40)])
-def test_the_bar_takes_the_columns_that_the_numbers_leave(columns, num_bar_columns, clock, monkeypatch):
+def test_the_bar_uses_the_columns_beside_the_numbers(columns, num_bar_columns, clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     file = Terminal()
     writer = ConsoleWriter(file, live=True, clock=clock)
@@ -185,13 +185,13 @@ def test_progress_is_drawn_at_most_ten_times_a_second(clock, wide):
     assert "1002/10000" in last_bar(file)
 
 
-def test_the_bar_says_that_it_compiles_until_the_first_loop_is_done(clock, wide):
+def test_the_bar_shows_the_compilation_until_the_first_loop_is_complete(clock, wide):
     file = Terminal()
     writer = ConsoleWriter(file, live=True, clock=clock)
     writer.note(Started(400, 500, INFO))
     assert "400/500  compiling…" in last_bar(file) and "eta" not in last_bar(file)
     clock.now += 20
-    writer.note(Progressed(400))  # parameter servers: the chief has looked, no step is complete
+    writer.note(Progressed(400))  # parameter servers: the chief has polled, no step is complete
     assert "compiling…" in last_bar(file)
     clock.now += 0.01
     writer.note(Progressed(401))
@@ -202,7 +202,7 @@ def test_the_bar_says_that_it_compiles_until_the_first_loop_is_done(clock, wide)
 
 
 @pytest.mark.parametrize("reason", ["an earlier run compiled", "failed"])
-def test_the_bar_does_not_say_that_it_compiles_when_it_does_not(reason, clock, wide):
+def test_the_bar_shows_no_compilation_without_one(reason, clock, wide):
     file = Terminal()
     writer = ConsoleWriter(file, live=True, clock=clock)
     writer.note(Started(400, 500, INFO, compiles=reason == "failed"))
@@ -211,7 +211,7 @@ def test_the_bar_does_not_say_that_it_compiles_when_it_does_not(reason, clock, w
     assert "compiling" not in last_bar(file)
 
 
-def test_the_end_shows_the_newest_step_restores_the_cursor_and_sums_up(clock, wide):
+def test_the_end_shows_the_newest_step_restores_the_cursor_and_prints_a_summary(clock, wide):
     file = Terminal()
     writer = ConsoleWriter(file, live=True, clock=clock)
     writer.note(Started(0, 500, INFO))
@@ -232,7 +232,7 @@ def test_an_evaluation_stays_above_the_bar(clock, wide):
     assert "eval step 100  loss 0.5\n" in visible_text(file)
 
 
-def test_what_the_program_prints_stays_whole_and_standard_output_comes_back(clock, wide, monkeypatch):
+def test_printed_lines_stay_complete_and_standard_output_is_restored(clock, wide, monkeypatch):
     file = Terminal()
     monkeypatch.setattr(sys, "stdout", file)
     writer = ConsoleWriter(live=True, clock=clock)

@@ -1,4 +1,4 @@
-"""The bar in the output of a notebook's cell."""
+"""The progress bar in the output of a notebook cell."""
 
 import io
 import logging
@@ -21,7 +21,7 @@ INFO = RunInfo("Mnist", "default", 1, 1, 128, "60,000 examples", "float32", 7, "
 
 @pytest.fixture
 def cell(monkeypatch):
-    """The displays of the cell. Printed text goes to pytest."""
+    """Returns the displays of the cell. pytest captures printed text."""
     return pretend_kernel(monkeypatch)
 
 
@@ -60,7 +60,7 @@ def test_lines_of_the_bar_fit_into_a_cell(cell):
     assert max(len(line) for line in cell[0][-1].splitlines()) == get_console().width
 
 
-def test_lines_instead_of_a_bar_and_other_files_than_the_cell_s(cell, capsys):
+def test_lines_are_printed_instead_of_a_bar_and_to_other_files(cell, capsys):
     file = io.StringIO()
     for writer in (ConsoleWriter(live=False, clock=Clock()), ConsoleWriter(file, clock=Clock())):
         writer.note(Started(0, 500, INFO))
@@ -74,22 +74,22 @@ def test_ipython_in_a_terminal_is_no_notebook(monkeypatch):
     assert notebook.shell() is None
 
 
-def test_ipython_is_not_imported_to_find_out(monkeypatch):
+def test_ipython_is_not_imported_for_the_detection(monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert notebook.shell() is None and "IPython" not in sys.modules
 
 
-def test_a_trainer_in_a_notebook_hides_what_tensorflow_says_of_its_inner_life(cell):
+def test_a_trainer_in_a_notebook_hides_info_messages_of_tensorflow(cell):
     log = tf.get_logger()
-    before = log.level
+    level_before = log.level
     try:
         log.setLevel(logging.INFO)
         Small(strategy="default", writers=[])
         assert log.level == logging.WARNING
     finally:
-        log.setLevel(before)
+        log.setLevel(level_before)
 
 
-def test_run_in_a_notebook_says_what_to_write_instead(cell):
+def test_run_in_a_notebook_is_refused_with_a_hint(cell):
     with pytest.raises(ctl.UsageError, match=r"Write trainer = Small\(model_dir=...\), then trainer.train"):
         ctl.run(Small)

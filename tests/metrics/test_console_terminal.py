@@ -1,4 +1,4 @@
-"""The live console in a terminal emulator: log records stay whole, above the bar."""
+"""The live console in a terminal emulator: log records stay complete, above the bar."""
 
 import fcntl
 import os
@@ -16,35 +16,36 @@ from conftest import PROGRAMS, TIMEOUT_SECS, environment
 LINES = 200
 
 
-def screen_after(words, columns):
-    """The lines of a terminal of that width after a program has ended, and its exit code."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
+def screen_after(command, columns):
+    """Returns (lines of a terminal with `columns` after `command` has ended, exit code)."""
+    test_end, program_end = pty.openpty()
+    fcntl.ioctl(program_end, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
     variables = environment(TERM="xterm-256color")
     for name in ("COLUMNS", "LINES", "NO_COLOR"):
         variables.pop(name, None)
-    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=variables)
-    os.close(theirs)
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), program_end)
+    process = subprocess.Popen(command, **streams, env=variables)
+    os.close(program_end)
     screen = pyte.Screen(columns, LINES)
     stream = pyte.ByteStream(screen)
     while True:
         try:
-            data = os.read(ours, 1 << 16)
+            data = os.read(test_end, 1 << 16)
         except OSError:  # Linux: the last process has closed the terminal
             break
         if not data:
             break
         stream.feed(data)
-    os.close(ours)
+    os.close(test_end)
     return [line.rstrip() for line in screen.display if line.strip()], process.wait(TIMEOUT_SECS)
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_log_records_stay_whole_above_the_bar(columns, tmp_path):
-    words = [sys.executable, str(PROGRAMS / "logging_trainer.py"), f"--model_dir={tmp_path}",
-             "--export=none", "--train_steps=60", "--eval_every_steps=10", "--global_batch_size=8",
-             "--steps_per_loop=5"]  # fmt: skip
-    lines, code = screen_after(words, columns)
+def test_log_records_stay_complete_above_the_bar(columns, tmp_path):
+    command = [sys.executable, str(PROGRAMS / "logging_trainer.py"), f"--model_dir={tmp_path}",
+               "--export=none", "--train_steps=60", "--eval_every_steps=10", "--global_batch_size=8",
+               "--steps_per_loop=5"]  # fmt: skip
+    lines, code = screen_after(command, columns)
     text = "\n".join(lines)
     assert code == 0, text
     joined = re.sub(r"\s+", " ", text)

@@ -1,9 +1,11 @@
+"""Formats of numbers, rates and durations on the console."""
+
 import pytest
 from ctl.metrics.console_text import format_duration, format_number, format_rate
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "expected"),
     [
         (0.230119, "0.2301"),
         (1.0, "1"),
@@ -16,12 +18,12 @@ from ctl.metrics.console_text import format_duration, format_number, format_rate
         ("a", "a"),
     ],
 )
-def test_numbers_have_four_digits(value, shown):
-    assert format_number(value) == shown
+def test_numbers_have_four_digits(value, expected):
+    assert format_number(value) == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "expected"),
     [
         (0.4217, "0.422"),
         (412.3, "412"),
@@ -34,12 +36,12 @@ def test_numbers_have_four_digits(value, shown):
         (float("inf"), "inf"),
     ],
 )
-def test_rates_have_three_digits(value, shown):
-    assert format_rate(value) == shown
+def test_rates_have_three_digits(value, expected):
+    assert format_rate(value) == expected
 
 
 @pytest.mark.parametrize(
-    ("secs", "shown"),
+    ("secs", "expected"),
     [
         (0.4, "0:00"),
         (59.7, "1:00"),
@@ -49,5 +51,5 @@ def test_rates_have_three_digits(value, shown):
         (float("inf"), "-:--"),
     ],
 )
-def test_durations_read_like_a_clock(secs, shown):
-    assert format_duration(secs) == shown
+def test_durations_read_like_a_clock(secs, expected):
+    assert format_duration(secs) == expected

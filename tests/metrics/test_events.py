@@ -1,4 +1,4 @@
-"""What a person logs by name: numbers go to all writers, texts and histograms to those that show them."""
+"""Values logged by name: numbers go to all writers, texts and histograms to writers that support them."""
 
 import json
 
@@ -13,7 +13,7 @@ from small_models import Small, every_step
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 
-class Logs(Small):
+class Logging(Small):
     def after_loop(self, step, means):
         self.log("temperature", tf.constant(step * 0.5))
         self.log("note", f"**step** {step}")
@@ -26,11 +26,11 @@ def logged(tmp_path_factory):
     tensorboard = ctl.TensorBoardWriter(directory / "logs")
     lines = ctl.JsonlWriter(directory / "metrics.jsonl")
     writers = [memory, tensorboard, lines]
-    Logs(strategy="default", writers=writers, intervals=every_step(steps_per_loop=1)).train(3)
+    Logging(strategy="default", writers=writers, intervals=every_step(steps_per_loop=1)).train(3)
     return directory, memory
 
 
-def test_a_number_goes_where_the_means_go(logged):
+def test_a_number_is_written_by_the_writers_of_means(logged):
     directory, memory = logged
     rows = [(step, values["temperature"]) for _, step, values in memory.rows if "temperature" in values]
     assert rows == [(1, 0.5), (2, 1.0), (3, 1.5)]
@@ -40,7 +40,7 @@ def test_a_number_goes_where_the_means_go(logged):
     assert [e.step for e in events.Tensors("temperature")] == [1, 2, 3]
 
 
-def test_tensorboard_shows_texts_and_histograms_as_if_tensorflow_had_written_them(logged):
+def test_texts_and_histograms_have_the_format_of_tensorflow_s_summaries(logged):
     events = EventAccumulator(str(logged[0] / "logs" / "train"), size_guidance={"tensors": 0}).Reload()
     plugins = {tag: events.SummaryMetadata(tag).plugin_data.plugin_name for tag in ("note", "weights")}
     assert plugins == {"note": "text", "weights": "histograms"}
@@ -55,10 +55,10 @@ def test_a_histogram_is_that_of_tf_summary(tmp_path):
     with tf.summary.create_file_writer(str(tmp_path)).as_default():
         tf.summary.histogram("x", values, step=1)
     events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0}).Reload()
-    theirs = tf.make_ndarray(events.Tensors("x")[0].tensor_proto)
+    expected = tf.make_ndarray(events.Tensors("x")[0].tensor_proto)
     event = number_or_event(1, "x", values)
-    mine = histogram_summary("x", event.edges, event.counts).value[0].tensor.double_val
-    np.testing.assert_allclose(np.reshape(mine, [-1, 3]), theirs, rtol=1e-6)
+    histogram = histogram_summary("x", event.edges, event.counts).value[0].tensor.double_val
+    np.testing.assert_allclose(np.reshape(histogram, [-1, 3]), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("value", [[1.0, float("nan"), float("inf")], [], [2.0, 2.0], [True, False]])
@@ -68,7 +68,7 @@ def test_any_array_of_numbers_has_a_histogram(value):
     assert sum(event.counts) == np.isfinite(np.asarray(value, np.float64)).sum()
 
 
-def test_what_cannot_be_logged_is_refused_in_words_and_nothing_happens_outside_a_run():
+def test_a_value_that_cannot_be_logged_is_refused_and_log_outside_a_run_has_no_effect():
     assert number_or_event(1, "x", "text") == TextLogged(1, "x", "text")
     for name, value in (("x", object()), ("x", {"a": 1}), ("", 1.0), (3, 1.0), ("x", np.array(["a"]))):
         with pytest.raises(ctl.UsageError, match=r"log\("):

@@ -1,3 +1,5 @@
+"""Metrics as JSON lines, also after a restart."""
+
 import json
 import math
 
@@ -18,8 +20,8 @@ def rows(path):
 
 
 def strict_rows(path):
-    def refuse(word):
-        raise AssertionError(f"{word} is not JSON")
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
 
     return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
 
@@ -34,7 +36,7 @@ def attempt(path, start, steps, evals=()):
     return writer
 
 
-def test_a_row_says_step_run_time_and_values(path):
+def test_a_row_contains_step_run_time_and_values(path):
     JsonlWriter(path, clock=lambda: 1234.5).write(200, {"loss": 0.25}, run="eval")
     assert rows(path) == [{"step": 200, "run": "eval", "time": 1234.5, "loss": 0.25}]
 
@@ -68,7 +70,7 @@ def test_a_metric_called_step_does_not_hide_the_step(path):
     assert (row["step"], row["metric.step"], row["metric.time"]) == (7, 0.5, 0.25)
 
 
-def test_a_restart_drops_what_the_previous_attempt_did_beyond_the_checkpoint(path):
+def test_a_restart_drops_rows_after_the_checkpoint(path):
     attempt(path, 0, range(1, 8), evals=(4, 6))
     attempt(path, 4, range(5, 9)).note(Ended(8, RunEnd.DONE))
     train = [row["step"] for row in rows(path) if row["run"] == "train"]
@@ -95,7 +97,7 @@ def test_a_line_that_lacks_only_its_newline_is_torn_too(path):
     assert [row["step"] for row in rows(path)] == [1, 2, 4]
 
 
-def test_a_line_written_before_the_start_is_not_glued_to_half_a_line(path):
+def test_a_line_written_before_the_start_is_not_appended_to_an_incomplete_line(path):
     attempt(path, 0, [1, 2])
     path.write_bytes(path.read_bytes()[:-5])
     writer = JsonlWriter(path)
@@ -105,26 +107,26 @@ def test_a_line_written_before_the_start_is_not_glued_to_half_a_line(path):
     assert [row["step"] for row in rows(path)] == [1, 2]
 
 
-def test_a_start_from_nothing_begins_an_empty_file(path):
+def test_a_start_without_a_checkpoint_begins_an_empty_file(path):
     attempt(path, 0, range(1, 4))
     attempt(path, 0, [1])
     assert [row["step"] for row in rows(path)] == [1]
 
 
-def test_an_interrupted_rewrite_leaves_the_old_file_whole(path, monkeypatch):
+def test_an_interrupted_rewrite_leaves_the_old_file_unchanged(path, monkeypatch):
     attempt(path, 0, range(1, 8)).note(Ended(7, RunEnd.DONE))
     before = path.read_bytes()
 
-    def killed(*paths):
+    def raise_interrupt(*paths):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("os.replace", killed)
+    monkeypatch.setattr("os.replace", raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
         attempt(path, 4, ())
     assert path.read_bytes() == before
 
 
-def test_a_restart_leaves_nothing_but_the_file(path):
+def test_a_restart_leaves_no_other_files(path):
     attempt(path, 0, range(1, 8))
     attempt(path, 4, [5])
     attempt(path, 9, [10])

@@ -56,7 +56,7 @@ def writer(request, tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def no_report_gave_up(caplog):
+def check_no_write_failed(caplog):
     yield
     assert "cannot be written" not in caplog.text
 
@@ -65,7 +65,7 @@ def test_every_writer_fulfils_the_protocol(writer):
     assert isinstance(writer, MetricWriter)
 
 
-def test_a_whole_run_can_be_told(writer):
+def test_all_events_of_a_run_are_accepted(writer):
     writer.note(Started(0, 20, INFO))
     writer.write(10, {"loss": 0.5, "steps_per_sec": 3.0})
     writer.note(Traced(Graph()))
@@ -75,15 +75,15 @@ def test_a_whole_run_can_be_told(writer):
     writer.note(Ended(20, RunEnd.DONE, {"loss": 0.5}))
 
 
-def test_a_run_of_unknown_length_without_weights_can_be_told(writer):
-    bare = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
-    writer.note(Started(0, None, bare))
+def test_a_run_of_unknown_length_without_weights_is_accepted(writer):
+    without_weights = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
+    writer.note(Started(0, None, without_weights))
     writer.write(1, {"loss": 1.0})
     writer.note(Progressed(1))
     writer.note(Ended(1, RunEnd.DATA_ENDED))
 
 
-def test_numbers_and_marks_may_come_before_the_start_and_after_the_end(writer):
+def test_metrics_and_events_are_accepted_before_the_start_and_after_the_end(writer):
     writer.note(Progressed(1))
     writer.note(Saved(1, "ckpt-1"))
     writer.note(Traced(Graph()))
@@ -100,14 +100,14 @@ def test_a_second_end_and_an_end_without_a_start_are_tolerated(writer):
     writer.note(Ended(0, RunEnd.FAILED, detail="UsageError"))
 
 
-def test_one_writer_can_tell_two_runs(writer):
+def test_one_writer_accepts_two_runs(writer):
     for first in (0, 10):
         writer.note(Started(first, first + 10, INFO, resumed_from=None))
         writer.write(first + 10, {"loss": 1.0})
         writer.note(Ended(first + 10, RunEnd.DONE))
 
 
-def test_numbers_of_numpy_and_numbers_that_are_not_finite_are_taken(writer):
+def test_numbers_of_numpy_and_numbers_that_are_not_finite_are_accepted(writer):
     writer.note(Started(0, 20, INFO))
     writer.write(1, {"a": np.float32(0.1), "b": np.int64(3), "c": float("nan"), "d": -np.inf})
     writer.write(2, {}, run="train")
@@ -119,7 +119,7 @@ def test_an_unknown_event_is_ignored(writer):
     writer.note(Ended(0, RunEnd.DONE))
 
 
-def test_what_is_written_is_not_changed_by_the_caller_later():
+def test_later_changes_of_the_values_do_not_change_written_rows():
     writer, values = MemoryWriter(), {"loss": 1.0}
     writer.write(1, values)
     values["loss"] = 2.0
@@ -135,7 +135,7 @@ def test_memory_keeps_rows_and_events_in_order():
     assert writer.events == [Progressed(1)]
 
 
-def test_reports_can_be_imported_without_tensorflow(tmp_path):
+def test_writers_can_be_imported_without_tensorflow(tmp_path):
     """TensorBoard's `EventFileWriter` imports TensorFlow with the first file, in the writer's thread."""
     program = (
         "import sys, ctl.metrics.console, ctl.metrics.jsonl, ctl.metrics.memory, "

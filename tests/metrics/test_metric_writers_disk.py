@@ -1,4 +1,4 @@
-"""A disk that is full for a while costs no line of metrics.jsonl and no event of TensorBoard."""
+"""Metric writers on a full disk: lines of metrics.jsonl and events of TensorBoard are written later."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ def small_disk(tmp_path):
         yield directory
 
 
-def until_said(caplog, message):
+def wait_for_message(caplog, message):
     import time
 
     deadline = time.monotonic() + 60
@@ -30,14 +30,14 @@ def until_said(caplog, message):
         time.sleep(0.01)
 
 
-def test_metrics_jsonl_has_every_line_when_the_disk_has_room_again(small_disk, caplog):
+def test_metrics_jsonl_has_every_line_when_the_disk_has_space_again(small_disk, caplog):
     caplog.set_level(logging.WARNING, "ctl")
     path = small_disk / "metrics.jsonl"
     writer = JsonlWriter(path)
     writer.note(Started(0, None, INFO))
     writer.write(1, {"loss": 1.0})
     small_disks.fill(small_disk / "filler")
-    for step in range(2, 200):  # beyond the page that the file has already
+    for step in range(2, 200):  # exceeds the allocated page of the file
         writer.write(step, {"loss": 1.0, "x" * 100: 2.0})
     [warning] = caplog.messages
     assert "cannot be written for now (No space left on device)" in warning
@@ -49,7 +49,7 @@ def test_metrics_jsonl_has_every_line_when_the_disk_has_room_again(small_disk, c
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_tensorboard_has_every_event_when_the_disk_has_room_again(small_disk, caplog):
+def test_tensorboard_has_every_event_when_the_disk_has_space_again(small_disk, caplog):
     caplog.set_level(logging.WARNING, "ctl")
     writer = TensorBoardWriter(small_disk / "logs", flush_every_secs=0.02)
     writer.note(Started(0, None, INFO))
@@ -58,16 +58,16 @@ def test_tensorboard_has_every_event_when_the_disk_has_room_again(small_disk, ca
     small_disks.fill(small_disk / "filler")
     for step in range(2, 400):
         writer.write(step, {"loss": 1.0, "x" * 100: 2.0})
-    until_said(caplog, "cannot be written for now")
+    wait_for_message(caplog, "cannot be written for now")
     writer.write(400, {"loss": 1.0})
     (small_disk / "filler").unlink()
-    until_said(caplog, "are written again; 0 entries were dropped")
+    wait_for_message(caplog, "are written again; 0 entries were dropped")
     writer.note(Ended(400, RunEnd.DONE))
     assert scalar_steps(small_disk / "logs" / "train") == list(range(1, 401))
     assert len(list((small_disk / "logs" / "train").iterdir())) == 2
 
 
-def test_a_disk_that_stays_full_costs_the_newest_entries_with_a_warning(small_disk, caplog):
+def test_a_disk_that_stays_full_loses_the_newest_entries_with_a_warning(small_disk, caplog):
     writer = TensorBoardWriter(small_disk / "logs", close_timeout_secs=0.2)
     for step in range(1, 4):
         writer.write(step, {"loss": 1.0})
@@ -80,8 +80,8 @@ def test_a_disk_that_stays_full_costs_the_newest_entries_with_a_warning(small_di
     assert scalar_steps(small_disk / "logs" / "train") == [1]
 
 
-def test_an_error_of_the_last_event_is_noticed(tmp_path, monkeypatch):
-    """The file lacks some bytes, as after an `EventFileWriter` that has missed an error."""
+def test_an_error_of_the_last_event_is_detected(tmp_path, monkeypatch):
+    """The file lacks bytes because an `EventFileWriter` has ignored an error."""
     folder = EventFolder(tmp_path)
     folder.add(1.0, 1)
     folder.flush()
@@ -94,7 +94,7 @@ def test_an_error_of_the_last_event_is_noticed(tmp_path, monkeypatch):
     assert [event.step for event in raw_events(tmp_path) if not event.file_version] == [1, 2]
 
 
-def test_what_is_dropped_is_said(small_disk, caplog, monkeypatch):
+def test_dropped_lines_are_logged(small_disk, caplog, monkeypatch):
     monkeypatch.setattr("ctl.metrics.jsonl.MAX_PENDING", 50)
     path = small_disk / "metrics.jsonl"
     writer = JsonlWriter(path)
@@ -107,7 +107,7 @@ def test_what_is_dropped_is_said(small_disk, caplog, monkeypatch):
     assert "is written again; 31 lines were dropped" in caplog.text
 
 
-def test_a_file_that_is_deleted_is_begun_anew_with_a_warning(tmp_path, caplog):
+def test_a_deleted_file_is_created_again_with_a_warning(tmp_path, caplog):
     path = tmp_path / "run" / "metrics.jsonl"
     writer = JsonlWriter(path)
     writer.write(1, {"loss": 1.0})

@@ -1,4 +1,4 @@
-"""Steps per second and the time left, against a clock that a test sets."""
+"""Steps per second and the remaining time, with a manual clock."""
 
 import pytest
 from ctl.metrics.pace import Pace
@@ -8,7 +8,7 @@ COMPILE_SECS = 20.0
 
 
 def compiled(total, clock, start=0):
-    """A pace whose first loop, of one step, has just compiled."""
+    """Returns a pace after the compilation in the first loop, which has one step."""
     pace = Pace(clock, start, total)
     clock.now += COMPILE_SECS
     pace.tick(start + 1)
@@ -17,8 +17,8 @@ def compiled(total, clock, start=0):
 
 @pytest.mark.parametrize("secs_per_loop", [0.001, 0.01, 0.5, 1.0])
 @pytest.mark.parametrize("start", [0, 5000])
-def test_the_time_left_is_right_from_the_first_second_on(secs_per_loop, start):
-    """10 seconds of training, whatever the length of loops, after a compilation that takes longer."""
+def test_the_eta_is_correct_from_the_first_second(secs_per_loop, start):
+    """Training takes 10 seconds with loops of any length, after a longer compilation."""
     clock = Clock()
     loops = round(10 / secs_per_loop)
     pace = compiled(start + 1 + loops, clock, start)
@@ -31,22 +31,22 @@ def test_the_time_left_is_right_from_the_first_second_on(secs_per_loop, start):
             assert pace.steps_per_sec == pytest.approx(1 / secs_per_loop, rel=0.01)
 
 
-def test_nothing_is_known_while_the_first_loop_compiles_and_right_after_it():
+def test_there_is_no_speed_while_the_first_loop_compiles_and_right_after_it():
     clock = Clock()
     pace = compiled(100, clock)
     assert pace.steps_per_sec is None and pace.eta_secs is None
     clock.now += 0.5
-    pace.tick(1)  # its checkpoint
+    pace.tick(1)  # the checkpoint of the first step
     assert pace.steps_per_sec is None and pace.eta_secs is None
     assert pace.elapsed_secs == COMPILE_SECS + 0.5
 
 
-def test_the_end_is_known_also_where_the_speed_is_not():
+def test_the_eta_at_the_end_is_0_without_a_speed():
     assert compiled(1, Clock()).eta_secs == 0
 
 
 def test_a_tick_without_a_step_does_not_end_the_loop_that_compiles():
-    """Parameter servers: the chief looks at the counter while workers compile."""
+    """Parameter servers: the chief polls the step counter while workers compile."""
     clock = Clock()
     pace = Pace(clock, 0, 100)
     pace.tick(0)
@@ -58,7 +58,7 @@ def test_a_tick_without_a_step_does_not_end_the_loop_that_compiles():
 
 
 @pytest.mark.parametrize("compiles", ["the step again", "the first evaluation"])
-def test_what_compiles_in_the_middle_does_not_count(compiles):
+def test_later_compilations_do_not_count(compiles):
     clock = Clock()
     pace = Pace(clock, 0, 1000)
     for step in range(1, 101):
@@ -77,7 +77,7 @@ def test_what_compiles_in_the_middle_does_not_count(compiles):
     assert pace.eta_secs == pytest.approx(8.98, rel=0.01)
 
 
-def test_later_evaluations_count_for_the_time_left():
+def test_later_evaluations_count_for_the_eta():
     clock = Clock()
     pace = compiled(21, clock)
     for step in range(2, 12):
@@ -88,7 +88,7 @@ def test_later_evaluations_count_for_the_time_left():
     assert pace.eta_secs == pytest.approx(10, rel=0.2)
 
 
-def test_a_roll_back_takes_no_steps_back():
+def test_a_rollback_does_not_reduce_the_speed():
     clock = Clock()
     pace = compiled(100, clock)
     for step in (11, 21, 5, 15):

@@ -1,3 +1,5 @@
+"""Content of the event files, read with TensorBoard's plugins."""
+
 import json
 
 import pytest
@@ -69,7 +71,7 @@ def logs(tmp_path):
     return tmp_path / "run" / "logs"
 
 
-def test_both_runs_hold_the_same_tags_so_that_their_curves_share_a_chart(logs):
+def test_both_runs_have_the_same_tags_so_that_their_curves_share_a_chart(logs):
     attempt(logs, 0, range(1, 9), evals=(4, 8))
     train, evaluation = accumulated(logs / "train"), accumulated(logs / "eval")
     scalar_tags = [
@@ -83,7 +85,7 @@ def test_both_runs_hold_the_same_tags_so_that_their_curves_share_a_chart(logs):
     assert scalar_tags == [{"loss", "accuracy"}] * 2
 
 
-def test_scalars_are_what_tensorflow_would_write(logs, tmp_path):
+def test_scalars_have_the_format_of_tensorflow(logs, tmp_path):
     import tensorflow as tf
 
     with tf.summary.create_file_writer(str(tmp_path / "tf")).as_default():
@@ -91,13 +93,13 @@ def test_scalars_are_what_tensorflow_would_write(logs, tmp_path):
     writer = TensorBoardWriter(logs)
     writer.write(3, {"loss": 0.1})
     writer.note(Ended(3, RunEnd.DONE))
-    theirs, ours = (
+    expected, actual = (
         next(value for event in raw_events(folder) for value in event.summary.value)
         for folder in (tmp_path / "tf", logs / "train")
     )
-    assert ours.metadata == theirs.metadata
-    assert tf.make_ndarray(ours.tensor) == tf.make_ndarray(theirs.tensor)
-    assert tf.make_ndarray(ours.tensor).shape == ()
+    assert actual.metadata == expected.metadata
+    assert tf.make_ndarray(actual.tensor) == tf.make_ndarray(expected.tensor)
+    assert tf.make_ndarray(actual.tensor).shape == ()
 
 
 def test_wall_time_is_the_time_of_writing(logs):
@@ -111,8 +113,8 @@ def test_wall_time_is_the_time_of_writing(logs):
 
 def test_all_numbers_of_a_step_are_one_event(logs):
     attempt(logs, 0, range(1, 4))
-    numbers = [e for e in raw_events(logs / "train") if e.summary.value and e.step]
-    assert [len(event.summary.value) for event in numbers[:3]] == [2, 2, 2]
+    scalar_events = [e for e in raw_events(logs / "train") if e.summary.value and e.step]
+    assert [len(event.summary.value) for event in scalar_events[:3]] == [2, 2, 2]
 
 
 def test_one_session_shows_hyperparameters_and_the_metrics_of_the_evaluation(logs):
@@ -128,7 +130,7 @@ def test_one_session_shows_hyperparameters_and_the_metrics_of_the_evaluation(log
     assert group.sessions[0].status == api_pb2.STATUS_SUCCESS
 
 
-def test_several_runs_under_one_folder_are_as_many_sessions(logs):
+def test_each_run_under_one_folder_is_a_session(logs):
     attempt(logs / "a", 0, [1], evals=(1,))
     attempt(logs / "b", 0, [2], evals=(2,), facts=info(hparams={"depth": 3}))
     first, second = sorted(sessions(logs), key=lambda group: group.name)
@@ -210,7 +212,7 @@ def layout(logdir):
     }
 
 
-def test_a_chart_holds_a_number_of_training_and_evaluation(logs):
+def test_a_chart_has_the_same_metric_of_training_and_evaluation(logs):
     writer = TensorBoardWriter(logs)
     for _ in range(2):
         writer.note(Started(0, None, info()))
@@ -235,4 +237,4 @@ def test_a_chart_holds_a_number_of_training_and_evaluation(logs):
         event for path in files(logs / "train") for event in LegacyEventFileLoader(str(path)).Load()
         if any(value.tag == LAYOUT for value in event.summary.value)
     ]  # fmt: skip
-    assert len(layouts) == 2 * 3  # of each attempt: at the first numbers, and when another name came
+    assert len(layouts) == 2 * 3  # of each attempt: at the first metrics and after new names

@@ -1,4 +1,4 @@
-"""Resuming after a checkpoint: TensorBoard shows no step twice, and none after the restored step."""
+"""Event files of resumed runs: TensorBoard shows each step once, and no discarded steps."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def test_three_attempts_within_a_second_are_read_in_order(logs):
     assert scalar_steps(logs / "train") == list(range(1, 12))
 
 
-def test_a_start_from_nothing_takes_back_everything(logs):
+def test_a_start_without_a_checkpoint_hides_all_earlier_events(logs):
     attempt(logs, 0, range(1, 9), evals=(4,))
     attempt(logs, 0, [1])
     assert scalar_steps(logs / "train") == [1]
@@ -41,7 +41,7 @@ def test_a_start_from_nothing_takes_back_everything(logs):
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40])
-def test_a_torn_tail_is_passed_over(logs, cut):
+def test_an_incomplete_last_event_is_skipped(logs, cut):
     writer = TensorBoardWriter(logs)
     for step in range(1, 6):
         writer.write(step, {"loss": 1.0})
@@ -53,7 +53,7 @@ def test_a_torn_tail_is_passed_over(logs, cut):
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 100, b"\xff" * 7, b"\xff" * 50, b"\x08" + b"\0" * 50])
-def test_rubbish_at_the_end_is_passed_over(logs, tail):
+def test_invalid_bytes_at_the_end_are_skipped(logs, tail):
     attempt(logs, 0, range(1, 6))
     path = files(logs / "train")[-1]
     path.write_bytes(path.read_bytes() + tail)
@@ -68,18 +68,18 @@ def test_earlier_files_are_not_changed(logs):
     assert before.items() <= {path: path.read_bytes() for path in files(logs / "train")}.items()
 
 
-def test_nothing_but_event_files_is_left_in_the_folder(logs):
+def test_the_folder_contains_only_event_files(logs):
     attempt(logs, 0, range(1, 9))
     attempt(logs, 4, range(5, 9))
     assert {path.name[:19] for path in (logs / "train").iterdir()} == {"events.out.tfevents"}
 
 
-def test_a_running_tensorboard_forgets_what_was_taken_back(logs):
+def test_a_running_tensorboard_hides_discarded_steps(logs):
     attempt(logs, 0, range(1, 9))
-    watching = accumulated(logs / "train")
+    reader = accumulated(logs / "train")
     attempt(logs, 4, range(5, 7))
-    watching.Reload()
-    assert [event.step for event in watching.Tensors("loss")] == [1, 2, 3, 4, 5, 6]
+    reader.Reload()
+    assert [event.step for event in reader.Tensors("loss")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_second_program_keeps_writing_after_a_restart(logs):
@@ -93,7 +93,7 @@ def test_a_second_program_keeps_writing_after_a_restart(logs):
     assert scalar_steps(logs / "eval") == [4, 9]
 
 
-def test_a_removed_folder_is_made_again(logs):
+def test_a_removed_folder_is_created_again(logs):
     log = TensorBoardLog(logs)
     log.scalars(1000.0, 1, {"loss": 1.0}, "train")
     log.flush()
@@ -121,9 +121,9 @@ def test_a_killed_program_leaves_a_folder_that_can_be_resumed(logs):
 
 
 def test_a_file_of_a_clock_that_is_ahead_is_read_first(tmp_path, monkeypatch, caplog):
-    now = time.time()
+    now_secs = time.time()
     with monkeypatch.context() as patch:
-        patch.setattr("tensorboard.summary.writer.event_file_writer.time.time", lambda: now + 2)
+        patch.setattr("tensorboard.summary.writer.event_file_writer.time.time", lambda: now_secs + 2)
         EventFileWriter(str(tmp_path)).close()
     folder = EventFolder(tmp_path)
     folder.add(1.0, 1)
@@ -131,7 +131,7 @@ def test_a_file_of_a_clock_that_is_ahead_is_read_first(tmp_path, monkeypatch, ca
     assert raw_events(tmp_path)[-1].step == 1 and len(files(tmp_path)) == 2 and not caplog.text
 
 
-def test_a_graph_that_comes_late_costs_no_numbers(logs):
+def test_a_late_graph_drops_no_metrics(logs):
     attempt(logs, 0, [1])
     log = TensorBoardLog(logs)
     log.start(Started(1, None, INFO), 1000.0)
@@ -154,7 +154,7 @@ def test_the_newest_cards_graph_and_session_are_shown(logs):
     assert tags.count("_hparams_/session_start_info") == tags.count("_hparams_/session_end_info") == 1
 
 
-def test_a_url_gets_the_same_files_as_a_directory(logs):
+def test_a_url_has_the_same_files_as_a_directory(logs):
     url = f"ram://{logs}"
     for attempts_logs in (url, str(logs)):
         attempt(attempts_logs, 0, range(1, 9), evals=(4, 8), end=RunEnd.FAILED)

@@ -1,4 +1,4 @@
-"""The thread that writes TensorBoard's files: it never stops, delays or outlives training."""
+"""The thread that writes event files. It must not fail, delay or outlive the training."""
 
 import logging
 import subprocess
@@ -12,7 +12,7 @@ from ctl.metrics.tensorboard_log import TensorBoardLog
 from launching import wait_for
 from tensorboard_runs import scalar_steps
 
-OF_OTHER_TESTS: list[threading.Thread] = []
+EARLIER_THREADS: list[threading.Thread] = []
 INFO = RunInfo("Mnist", "mirrored", 1, 2, 64, "1,000 examples", "float32", 7, None)
 
 
@@ -28,13 +28,13 @@ def warnings_logged(caplog):
 
 
 def writing_threads():
-    """The threads of writers. A thread of another test may end at any time, and does not count."""
-    return [t for t in threading.enumerate() if t.name == "ctl-tensorboard" and t not in OF_OTHER_TESTS]
+    """Returns the threads of writers, without those of other tests, which may end at any time."""
+    return [t for t in threading.enumerate() if t.name == "ctl-tensorboard" and t not in EARLIER_THREADS]
 
 
 @pytest.fixture(autouse=True)
-def of_other_tests():
-    OF_OTHER_TESTS[:] = threading.enumerate()
+def exclude_earlier_threads():
+    EARLIER_THREADS[:] = threading.enumerate()
 
 
 def test_progress_starts_no_thread(logs):
@@ -57,13 +57,13 @@ def test_a_folder_that_cannot_be_written_is_one_warning_and_no_error(tmp_path, w
 
 def test_a_full_queue_drops_with_one_warning_and_never_waits(logs, warnings_logged, monkeypatch):
     gate = threading.Event()
-    plain_scalars = TensorBoardLog.scalars
+    original_scalars = TensorBoardLog.scalars
 
-    def slow(self, *args):
+    def blocked_scalars(self, *args):
         assert gate.wait(60)
-        plain_scalars(self, *args)
+        original_scalars(self, *args)
 
-    monkeypatch.setattr(TensorBoardLog, "scalars", slow)
+    monkeypatch.setattr(TensorBoardLog, "scalars", blocked_scalars)
     writer = TensorBoardWriter(logs, queue_size=5)
     for step in range(100):
         writer.write(step, {"loss": 1.0})
@@ -73,7 +73,7 @@ def test_a_full_queue_drops_with_one_warning_and_never_waits(logs, warnings_logg
     assert 5 <= len(scalar_steps(logs / "train")) <= 6
 
 
-def test_a_disk_that_hangs_holds_up_the_end_for_a_bounded_time(logs, warnings_logged, monkeypatch):
+def test_a_disk_that_hangs_delays_the_end_for_a_bounded_time(logs, warnings_logged, monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(TensorBoardLog, "scalars", lambda self, *args: gate.wait(60))
     writer = TensorBoardWriter(logs, close_timeout_secs=0.05)
@@ -83,7 +83,7 @@ def test_a_disk_that_hangs_holds_up_the_end_for_a_bounded_time(logs, warnings_lo
     assert ["not completely written" in message for message in warnings_logged()] == [True]
 
 
-def test_nothing_is_dropped_normally(logs, warnings_logged):
+def test_no_event_is_dropped_normally(logs, warnings_logged):
     writer = TensorBoardWriter(logs)
     for step in range(3000):
         writer.write(step, {"loss": 1.0})
@@ -92,16 +92,16 @@ def test_nothing_is_dropped_normally(logs, warnings_logged):
     assert not warnings_logged()
 
 
-def test_a_person_watching_sees_numbers_without_waiting_for_the_end(logs, monkeypatch):
+def test_metrics_are_flushed_before_the_end(logs, monkeypatch):
     flushed = threading.Event()
-    plain_flush = TensorBoardLog.flush
+    original_flush = TensorBoardLog.flush
 
-    def flush(self):
-        plain_flush(self)
+    def flush_and_check(self):
+        original_flush(self)
         if (logs / "train").exists() and 2 in scalar_steps(logs / "train"):
             flushed.set()
 
-    monkeypatch.setattr(TensorBoardLog, "flush", flush)
+    monkeypatch.setattr(TensorBoardLog, "flush", flush_and_check)
     writer = TensorBoardWriter(logs, flush_every_secs=0.01)
     writer.write(1, {"loss": 1.0})
     writer.write(2, {"loss": 1.0})
@@ -110,7 +110,7 @@ def test_a_person_watching_sees_numbers_without_waiting_for_the_end(logs, monkey
 
 
 def test_numbers_before_a_checkpoint_are_on_disk_with_it(logs):
-    """A run that is killed goes on from there, and writes them no second time."""
+    """A killed run resumes from the checkpoint and does not write these metrics again."""
     writer = TensorBoardWriter(logs, flush_every_secs=1000.0)
     for step in range(1, 6):
         writer.write(step, {"loss": 1.0})
@@ -119,7 +119,7 @@ def test_numbers_before_a_checkpoint_are_on_disk_with_it(logs):
     writer.note(Ended(5, RunEnd.DONE))
 
 
-def test_the_queue_is_served_by_one_thread_that_ends_with_the_run(logs):
+def test_one_thread_per_writer_ends_with_the_run(logs):
     writer = TensorBoardWriter(logs)
     for step in range(10):
         writer.write(step, {"loss": 1.0})
@@ -128,7 +128,7 @@ def test_the_queue_is_served_by_one_thread_that_ends_with_the_run(logs):
     assert not writing_threads()
 
 
-def test_numbers_without_an_end_are_written_when_the_program_exits(logs):
+def test_metrics_without_an_end_are_written_when_the_program_exits(logs):
     program = (
         "import sys; from ctl.metrics.tensorboard import TensorBoardWriter as T; "
         "from ctl.metrics.protocol import Ended, RunEnd; r = T(sys.argv[1]); r.write(1, {'loss': 1.0}); "
@@ -138,7 +138,7 @@ def test_numbers_without_an_end_are_written_when_the_program_exits(logs):
     assert scalar_steps(logs / "train") == [1, 2]
 
 
-def test_a_program_without_tensorflow_writes_its_numbers_and_ends_normally(logs):
+def test_a_program_without_tensorflow_writes_its_metrics_and_ends_normally(logs):
     program = (
         "import sys, ctl; writer = ctl.TensorBoardWriter(sys.argv[1]); "
         "writer.write(1, {'loss': 1.0}, 'train'); writer.write(2, {'loss': 2.0}, 'train')"

@@ -8,7 +8,7 @@ from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Ended, RunEnd, Saved
 
 
-class Resembles:
+class LikeWriter:
     def __init__(self):
         self.calls = []
 
@@ -19,23 +19,23 @@ class Resembles:
         self.calls.append(event)
 
 
-class Abandons(Resembles):
+class AbandonableWriter(LikeWriter):
     def abandon(self):
         self.calls.append("abandoned")
 
 
 def test_an_object_with_both_methods_is_called_as_a_writer():
-    wrapped, inherits = Resembles(), ctl.MemoryWriter()
-    (writer, same) = as_writers([wrapped, inherits])
-    assert same is inherits and isinstance(writer, ctl.MetricWriter)
+    wrapped, memory = LikeWriter(), ctl.MemoryWriter()
+    (writer, unwrapped) = as_writers([wrapped, memory])
+    assert unwrapped is memory and isinstance(writer, ctl.MetricWriter)
     writer.write(3, {"loss": 1.0}, "eval")
     writer.note(Saved(3, "ckpt-3"))
     assert wrapped.calls == [(3, {"loss": 1.0}, "eval"), Saved(3, "ckpt-3")]
-    assert (writer.everywhere, writer.metric, writer.class_name) == (False, None, "Resembles")
+    assert (writer.everywhere, writer.metric, writer.class_name) == (False, None, "LikeWriter")
 
 
 def test_the_attributes_of_an_object_are_those_of_its_writer():
-    wrapped = Resembles()
+    wrapped = LikeWriter()
     wrapped.everywhere, wrapped.metric = True, "accuracy"
     (writer,) = as_writers([wrapped])
     assert writer.everywhere and writer.metric == "accuracy"
@@ -44,26 +44,26 @@ def test_the_attributes_of_an_object_are_those_of_its_writer():
 @pytest.mark.parametrize("candidate", [object(), "console", 5, None])
 def test_other_objects_are_no_writers(candidate):
     assert not is_writer(candidate)
-    assert is_writer(Resembles()) and is_writer(ctl.NullWriter())
+    assert is_writer(LikeWriter()) and is_writer(ctl.NullWriter())
 
 
 def test_after_the_loss_of_the_lease_only_writers_that_cannot_be_abandoned_get_the_end(tmp_path):
-    def check():
+    def raise_lease_lost():
         raise LeaseLostError("another job")
 
-    stays, leaves, memory = Resembles(), Abandons(), ctl.MemoryWriter()
+    without_abandon, abandonable, memory = LikeWriter(), AbandonableWriter(), ctl.MemoryWriter()
     file = ctl.JsonlWriter(tmp_path / "metrics.jsonl")
-    group = WriterGroup([stays, leaves, memory, file], check)
+    group = WriterGroup([without_abandon, abandonable, memory, file], raise_lease_lost)
     with pytest.raises(LeaseLostError):
         group.write(1, {"loss": 1.0})
     end = Ended(1, RunEnd.FAILED)
     group.note(end)
-    assert leaves.calls == ["abandoned"] and stays.calls == [end] and memory.events == [end]
+    assert abandonable.calls == ["abandoned"] and without_abandon.calls == [end] and memory.events == [end]
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_failing_object_is_named_by_its_class(caplog):
-    class Failing(Resembles):
+    class Failing(LikeWriter):
         def write(self, step, values, run="train"):
             raise OSError("full")
 

@@ -1,4 +1,4 @@
-"""AutoGraph converts the user's functions, in every kind of loop, and none of ours."""
+"""AutoGraph conversion of the user's functions in all loops. Functions of ctl are not converted."""
 
 import ctl
 import pytest
@@ -20,20 +20,20 @@ KINDS = {
 
 
 class WithBranch(Small):
-    def __init__(self, how, **options):
-        self.how = how
+    def __init__(self, mode, **options):
+        self.mode = mode
         super().__init__(**{"strategy": "default", "steps_per_loop": 2, "writers": [], **options})
 
     def build(self):
         super().build()
-        if self.how == "parts":
+        if self.mode == "parts":
             self.gradients = ctl.Gradients(accumulate_steps=2)
 
     def train_data(self, batch_size):
-        if self.how == "program":
+        if self.mode == "program":
             return ctl.from_arrays(examples(), batch_size).map(branch_of_data)
         batches = tf.data.Dataset.from_tensor_slices(examples()).batch(batch_size)
-        return batches.filter(lambda *_: True) if self.how == "until the end" else batches.repeat()
+        return batches.filter(lambda *_: True) if self.mode == "until the end" else batches.repeat()
 
     def train_step(self, batch):
         scores = super().train_step(batch)
@@ -50,34 +50,34 @@ def branch_of_data(x, y):
 
 
 @pytest.fixture
-def converted(monkeypatch):
-    """The files of what AutoGraph converts."""
-    found, convert = [], api._convert_actual
+def converted_files(monkeypatch):
+    """Returns the list of files with functions that AutoGraph converts."""
+    converted_files, convert = [], api._convert_actual
 
-    def noted(entity, context):
-        found.append(entity.__code__.co_filename)
+    def record_conversion(entity, context):
+        converted_files.append(entity.__code__.co_filename)
         return convert(entity, context)
 
-    monkeypatch.setattr(api, "_convert_actual", noted)
-    return found
+    monkeypatch.setattr(api, "_convert_actual", record_conversion)
+    return converted_files
 
 
-@pytest.mark.parametrize("how", KINDS)
-def test_a_branch_on_a_tensor_is_one_of_the_graph_and_our_code_stays_as_it_is(how, converted):
-    trainer = WithBranch(how, **KINDS[how])
+@pytest.mark.parametrize("mode", KINDS)
+def test_a_branch_on_a_tensor_becomes_part_of_the_graph_and_ctl_is_not_converted(mode, converted_files):
+    trainer = WithBranch(mode, **KINDS[mode])
     results = trainer.train(2)
     assert results["branch"] == 1.0
-    assert __file__ in converted
-    ours = [name for name in converted if "/ctl/" in name]
-    assert not ours
+    assert __file__ in converted_files
+    ctl_files = [name for name in converted_files if "/ctl/" in name]
+    assert not ctl_files
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_nor_is_what_gives_a_worker_its_rows_converted(count, converted, monkeypatch):
-    monkeypatch.setattr(pipeline, "from_replica_batches", lambda batches_of, *_: batches_of(1, count))
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_the_selection_of_a_worker_s_rows_is_not_converted(num_replicas, converted_files, monkeypatch):
+    monkeypatch.setattr(pipeline, "from_replica_batches", lambda make, *_: make(1, num_replicas))
     topology = Topology({"worker": ("a:1", "b:1", "c:1")}, num_replicas=3)
     batches = tf.data.Dataset.from_tensor_slices(examples()).batch(12)
-    shares = pipeline._iterator(batches, tf.distribute.get_strategy(), topology)
-    rows, real_rows = next(iter(shares))
+    worker_batches = pipeline._iterator(batches, tf.distribute.get_strategy(), topology)
+    rows, real_rows = next(iter(worker_batches))
     assert rows[0].shape == [4, 8] and real_rows == 4
-    assert not converted
+    assert not converted_files

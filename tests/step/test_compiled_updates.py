@@ -1,4 +1,4 @@
-"""Updates after a step that is compiled with XLA, and weights that are trained now."""
+"""Updates after a step that is compiled with XLA, and the selection of trained weights."""
 
 import logging
 
@@ -13,7 +13,7 @@ from ctl.step.keras_losses import GlobalMeans
 
 
 class EveryOther(ctl.Trainer):
-    """Applies its update after each second step only."""
+    """A trainer that applies its update only after every second step."""
 
     def build(self):
         keras.utils.set_random_seed(0)
@@ -41,26 +41,26 @@ def weights_after(steps, jit_compile):
 
 
 def test_a_condition_holds_for_the_update_after_a_compiled_step():
-    none, one, two = (weights_after(steps, "step") for steps in (1, 2, 3))
-    assert np.array_equal(one, two) and not np.array_equal(none, one)
-    np.testing.assert_allclose(one, weights_after(2, "off"), rtol=1e-5)
+    after_1, after_2, after_3 = (weights_after(steps, "step") for steps in (1, 2, 3))
+    assert np.array_equal(after_2, after_3) and not np.array_equal(after_1, after_2)
+    np.testing.assert_allclose(after_2, weights_after(2, "off"), rtol=1e-5)
 
 
 def test_weights_of_frozen_layers_and_variables_are_not_trained():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.Dense(1)])
     model.layers[0].trainable = False
-    fixed, free = tf.Variable(1.0, trainable=False), tf.Variable(2.0)
-    trained = trained_weights_of([{"model": model}, fixed, free])
-    assert [id(v) for v in trained] == [id(v) for v in [*model.layers[1].weights, free]]
+    frozen_variable, trainable_variable = tf.Variable(1.0, trainable=False), tf.Variable(2.0)
+    trained = trained_weights_of([{"model": model}, frozen_variable, trainable_variable])
+    assert [id(v) for v in trained] == [id(v) for v in [*model.layers[1].weights, trainable_variable]]
 
 
-@pytest.mark.parametrize(("replicas", "count"), [(1, 0), (2, 1)])
-def test_a_scalar_loss_is_mentioned_on_several_replicas_only(caplog, replicas, count):
+@pytest.mark.parametrize(("num_replicas", "num_warnings"), [(1, 0), (2, 1)])
+def test_a_scalar_loss_logs_a_warning_on_several_replicas_only(caplog, num_replicas, num_warnings):
     keras_losses._warn_of_scalar.cache_clear()
     with caplog.at_level(logging.WARNING, "ctl"):
-        share = GlobalMeans(3, replicas).reduce(tf.constant(6.0), None, None, "sum", None)
-    assert share.numpy() == 6.0 / replicas
-    assert len([r for r in caplog.records if "returned a scalar" in r.getMessage()]) == count
+        loss = GlobalMeans(3, num_replicas).reduce(tf.constant(6.0), None, None, "sum", None)
+    assert loss.numpy() == 6.0 / num_replicas
+    assert len([r for r in caplog.records if "returned a scalar" in r.getMessage()]) == num_warnings
 
 
 def test_a_loop_of_the_user_may_call_the_step_on_two_replicas():

@@ -1,4 +1,4 @@
-"""What goes wrong silently elsewhere: masks, loss scaling, empty replicas, Keras metrics and losses."""
+"""Numerical correctness of masks, loss scaling, empty replicas, Keras metrics and losses."""
 
 import correctness
 import ctl
@@ -15,7 +15,7 @@ NO_REPORTS = dict(global_batch_size=BATCH, writers=[], intervals=every_step(log=
 
 
 class Outcomes(dict):
-    """Name of a case -> what came of it under a strategy, trained when it is asked for."""
+    """Results of the cases under one strategy, by name. A case is trained at its first access."""
 
     def __init__(self, strategy):
         self.strategy = strategy
@@ -26,12 +26,12 @@ class Outcomes(dict):
 
 
 @pytest.fixture(scope="module")
-def one():
+def single():
     return Outcomes("default")
 
 
 @pytest.fixture(scope="module")
-def two():
+def mirrored():
     return Outcomes(ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"]))
 
 
@@ -41,17 +41,17 @@ def workers(run_program):
     return [result.json for result in run_program(2, program)]
 
 
-def test_a_mask_gives_the_mean_over_the_tokens_of_the_global_batch(one, two):
-    words, tags = (a.numpy() for a in map(tf.convert_to_tensor, Tokens.train_data(None, 40)._arrays))
-    assert (words[: BATCH // 2] > 0).sum() != (words[BATCH // 2 : BATCH] > 0).sum(), "equal halves"
-    assert one["tokens"]["losses"][0] == pytest.approx(np.log(4), abs=0.05)
-    np.testing.assert_allclose(one["tokens"]["losses"], two["tokens"]["losses"], atol=1e-6)
-    for a, b in zip(one["tokens"]["weights"], two["tokens"]["weights"], strict=True):
+def test_a_mask_gives_the_mean_over_the_tokens_of_the_global_batch(single, mirrored):
+    token_ids, tags = (a.numpy() for a in map(tf.convert_to_tensor, Tokens.train_data(None, 40)._arrays))
+    assert (token_ids[: BATCH // 2] > 0).sum() != (token_ids[BATCH // 2 : BATCH] > 0).sum(), "equal halves"
+    assert single["tokens"]["losses"][0] == pytest.approx(np.log(4), abs=0.05)
+    np.testing.assert_allclose(single["tokens"]["losses"], mirrored["tokens"]["losses"], atol=1e-6)
+    for a, b in zip(single["tokens"]["weights"], mirrored["tokens"]["weights"], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    assert one["tokens"]["eval"] == pytest.approx(two["tokens"]["eval"], abs=1e-6)
+    assert single["tokens"]["eval"] == pytest.approx(mirrored["tokens"]["eval"], abs=1e-6)
 
 
-def test_epochs_of_data_that_nobody_counted_are_those_of_numpy(one, two):
+def test_epochs_of_data_of_unknown_length_are_those_of_numpy(single, mirrored):
     x, y = (a.astype(np.float64) for a in Linear.arrays(None))
     w, b, errors = np.full([3], 0.3), 0.0, []
     for first in [0, 8, 16] * 3:
@@ -59,15 +59,15 @@ def test_epochs_of_data_that_nobody_counted_are_those_of_numpy(one, two):
         error = x[rows] @ w + b - y[rows]
         errors.append(np.mean(error**2))
         w, b = w - 0.1 * x[rows].T @ error / BATCH, b - 0.1 * error.sum() / BATCH
-    for found in (one["passes"], two["passes"]):
-        assert found["step"] == 9
-        np.testing.assert_allclose(found["losses"], errors, rtol=1e-4)
-        np.testing.assert_allclose(np.ravel(found["weights"][0]), w, atol=1e-5)
-        np.testing.assert_allclose(found["matrix"], x[:20].T @ x[:20], rtol=1e-4)
+    for result in (single["passes"], mirrored["passes"]):
+        assert result["step"] == 9
+        np.testing.assert_allclose(result["losses"], errors, rtol=1e-4)
+        np.testing.assert_allclose(np.ravel(result["weights"][0]), w, atol=1e-5)
+        np.testing.assert_allclose(result["matrix"], x[:20].T @ x[:20], rtol=1e-4)
         true, guess = y[:20] > 0, x[:20] @ w + b > 0.5
         f1 = [2 * (t & g).sum() / (t.sum() + g.sum()) for t, g in ((~true, ~guess), (true, guess))]
-        np.testing.assert_allclose(found["f1"], f1, rtol=1e-5)
-        assert found["eval"] == pytest.approx(np.mean((x[:20] @ w + b - y[:20]) ** 2), rel=1e-4)
+        np.testing.assert_allclose(result["f1"], f1, rtol=1e-5)
+        assert result["eval"] == pytest.approx(np.mean((x[:20] @ w + b - y[:20]) ** 2), rel=1e-4)
 
 
 def test_the_gradient_of_a_masked_mean_is_that_of_numpy():
@@ -97,44 +97,44 @@ def test_the_gradient_of_a_masked_mean_is_that_of_numpy():
 
 
 @pytest.mark.parametrize("case", ["scaled", "scaled_tf_keras"])
-def test_one_bad_replica_skips_the_step_everywhere_and_halves_the_scale(one, two, case):
-    for found in (one[case], two[case]):
-        assert found["step"] == 9
+def test_one_bad_replica_skips_the_step_everywhere_and_halves_the_scale(single, mirrored, case):
+    for result in (single[case], mirrored[case]):
+        assert result["step"] == 9
         # steps 2, 5 and 8 are skipped, and the scale halves; after two good steps it doubles again
-        assert found["scale"] == 1024.0 / 2 * 2 / 2 * 2 / 2
-        assert [not np.isnan(n) for n in found["norms"]] == [i % 3 != 1 for i in range(9)]
-        assert np.isfinite(np.concatenate([np.ravel(w) for w in found["weights"]])).all()
+        assert result["scale"] == 1024.0 / 2 * 2 / 2 * 2 / 2
+        assert [not np.isnan(n) for n in result["norms"]] == [i % 3 != 1 for i in range(9)]
+        assert np.isfinite(np.concatenate([np.ravel(w) for w in result["weights"]])).all()
     if case == "scaled":
-        assert one[case]["iterations"] == two[case]["iterations"] == 6
-    for a, b in zip(one[case]["weights"], two[case]["weights"], strict=True):
+        assert single[case]["iterations"] == mirrored[case]["iterations"] == 6
+    for a, b in zip(single[case]["weights"], mirrored[case]["weights"], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_scaling_leaves_the_update_as_it_is(one):
+def test_loss_scaling_does_not_change_the_update(single):
     class Clean(correctness.Scaled):
         arrays = Linear.arrays
 
-    plain, scaled, clipped, clipped_plain = (
+    unscaled, scaled, clipped_scaled, clipped_unscaled = (
         cls(**NO_REPORTS, strategy="default") for cls in (Linear, Clean, Clean, Linear)
     )
-    for trainer in (clipped, clipped_plain):
+    for trainer in (clipped_scaled, clipped_unscaled):
         trainer.gradients = ctl.Gradients(clip_norm=0.5)
-    for trainer in (plain, scaled, clipped, clipped_plain):
+    for trainer in (unscaled, scaled, clipped_scaled, clipped_unscaled):
         trainer.train(5)
-    for a, b in zip(plain.model.get_weights(), scaled.model.get_weights(), strict=True):
+    for a, b in zip(unscaled.model.get_weights(), scaled.model.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    for a, b in zip(clipped.model.get_weights(), clipped_plain.model.get_weights(), strict=True):
+    for a, b in zip(clipped_scaled.model.get_weights(), clipped_unscaled.model.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_a_fixed_scale_factor_of_keras_is_taken_into_account():
+def test_a_fixed_scale_factor_of_keras_is_respected():
     class Fixed(Linear):
         optimizer_of = staticmethod(lambda: keras.optimizers.SGD(0.05, loss_scale_factor=64.0))
 
-    plain, fixed = (cls(**NO_REPORTS, strategy="default") for cls in (Linear, Fixed))
-    for trainer in (plain, fixed):
+    unscaled, fixed = (cls(**NO_REPORTS, strategy="default") for cls in (Linear, Fixed))
+    for trainer in (unscaled, fixed):
         trainer.train(4)
-    np.testing.assert_allclose(*(t.model.get_weights()[0] for t in (plain, fixed)), atol=1e-6)
+    np.testing.assert_allclose(*(t.model.get_weights()[0] for t in (unscaled, fixed)), atol=1e-6)
 
 
 def test_numbers_that_overflow_at_any_scale_stop_the_run():
@@ -149,7 +149,7 @@ def test_numbers_that_overflow_at_any_scale_stop_the_run():
     assert trainer.step == 25
 
 
-def test_a_norm_that_overflows_is_no_reason_to_clip_to_nothing():
+def test_a_norm_that_overflows_does_not_clip_to_zero():
     class Large(correctness.Scaled):
         def arrays(self):
             x, y = Linear.arrays(self)
@@ -162,24 +162,25 @@ def test_a_norm_that_overflows_is_no_reason_to_clip_to_nothing():
     assert trainer.scale() == 512.0 and int(trainer.optimizer.iterations.numpy()) == 1
 
 
-def test_a_replica_without_examples_changes_nothing(one, two):
-    assert one["short"]["step"] == two["short"]["step"] == 3
-    np.testing.assert_allclose(one["short"]["losses"], two["short"]["losses"], atol=1e-6)
-    np.testing.assert_allclose(one["short"]["mse"], two["short"]["mse"], atol=1e-6)
-    np.testing.assert_allclose(one["short"]["mse"], one["short"]["losses"], atol=1e-6)
-    np.testing.assert_allclose(one["short"]["total"], two["short"]["total"], rtol=1e-6)
-    assert np.isfinite(two["short"]["naive"]).all()
-    np.testing.assert_allclose(one["short"]["logged"], two["short"]["logged"], rtol=1e-5)
-    trained = [w for w in range(len(one["short"]["weights"])) if w not in (2, 3)]  # not statistics
+def test_a_replica_without_examples_does_not_change_the_result(single, mirrored):
+    assert single["short"]["step"] == mirrored["short"]["step"] == 3
+    np.testing.assert_allclose(single["short"]["losses"], mirrored["short"]["losses"], atol=1e-6)
+    np.testing.assert_allclose(single["short"]["mse"], mirrored["short"]["mse"], atol=1e-6)
+    np.testing.assert_allclose(single["short"]["mse"], single["short"]["losses"], atol=1e-6)
+    np.testing.assert_allclose(single["short"]["total"], mirrored["short"]["total"], rtol=1e-6)
+    assert np.isfinite(mirrored["short"]["naive"]).all()
+    np.testing.assert_allclose(single["short"]["logged"], mirrored["short"]["logged"], rtol=1e-5)
+    trained = [w for w in range(len(single["short"]["weights"])) if w not in (2, 3)]  # not statistics
     for i in trained:
-        np.testing.assert_allclose(one["short"]["weights"][i], two["short"]["weights"][i], atol=1e-6)
+        weights = single["short"]["weights"][i], mirrored["short"]["weights"][i]
+        np.testing.assert_allclose(*weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", ["short_by_hand", "short_tokens"])
-def test_a_row_that_is_lent_counts_in_no_sum_and_under_no_mask(one, two, case):
-    assert one[case]["step"] == 3
-    np.testing.assert_allclose(one[case]["losses"], two[case]["losses"], atol=1e-6)
-    np.testing.assert_allclose(one[case]["weights"][-2], two[case]["weights"][-2], atol=1e-6)
+def test_a_padding_row_counts_in_no_sum_and_under_no_mask(single, mirrored, case):
+    assert single[case]["step"] == 3
+    np.testing.assert_allclose(single[case]["losses"], mirrored[case]["losses"], atol=1e-6)
+    np.testing.assert_allclose(single[case]["weights"][-2], mirrored[case]["weights"][-2], atol=1e-6)
 
 
 def test_a_metric_is_reset_with_the_log_and_set_aside_for_an_evaluation():
@@ -192,9 +193,9 @@ def test_a_metric_is_reset_with_the_log_and_set_aside_for_an_evaluation():
             self.largest.update_state(batch[1], self.model(batch[0])[:, 0])
             return {"mse": self.largest}
 
-    def train_mse(**more):
+    def train_mse(**extra_intervals):
         writer = ctl.MemoryWriter()
-        intervals = every_step(log=ctl.Every(steps=3), **more)
+        intervals = every_step(log=ctl.Every(steps=3), **extra_intervals)
         Both(strategy="default", global_batch_size=BATCH, writers=[writer], intervals=intervals).train()
         rows = {run: values for run, _, values in writer.rows}
         return rows["train"]["mse"], rows.get("eval", {}).get("mse")
@@ -222,7 +223,7 @@ def test_a_keras_loss_object_that_divides_by_replicas_is_refused(two_replicas):
     with pytest.raises(ctl.UsageError, match="reduction=None"):
         Divides(strategy=two_replicas, **NO_REPORTS).train(1)
     PerExample(strategy=two_replicas, **NO_REPORTS).train(1)
-    Divides(strategy="default", **NO_REPORTS).train(1)  # one replica: nothing is divided
+    Divides(strategy="default", **NO_REPORTS).train(1)  # one replica: no division
     assert float(keras.losses.MeanSquaredError()([[1.0]], [[3.0]])) == 4.0
 
 
@@ -238,13 +239,13 @@ def test_a_loss_per_token_without_a_mask_is_refused():
         NoMask(strategy="default", **NO_REPORTS).train(1)
 
 
-@pytest.mark.parametrize(("masked", "why"), [
-    (lambda self, words, loss: loss > 1.0, "ReadVariableOp"),
-    (lambda self, words, loss: tf.random.uniform([LENGTH]) > 0.5, "RandomUniform"),
-    (lambda self, words, loss: tf.cond(words[0, 0] > 0, lambda: (words > 1) & (self.step_variable > 0),
-                                       lambda: words > 0), "If"),
+@pytest.mark.parametrize(("masked", "op_type"), [
+    (lambda self, ids, loss: loss > 1.0, "ReadVariableOp"),
+    (lambda self, ids, loss: tf.random.uniform([LENGTH]) > 0.5, "RandomUniform"),
+    (lambda self, ids, loss: tf.cond(ids[0, 0] > 0, lambda: (ids > 1) & (self.step_variable > 0),
+                                     lambda: ids > 0), "If"),
 ], ids=["the model", "chance", "a condition"])  # fmt: skip
-def test_a_mask_that_is_not_of_the_batch_alone_is_refused_with_parts(masked, why):
+def test_a_mask_that_is_not_of_the_batch_alone_is_refused_with_parts(masked, op_type):
     class Masked(Tokens):
         def train_step(self, batch):
             with tf.GradientTape() as tape:
@@ -254,7 +255,7 @@ def test_a_mask_that_is_not_of_the_batch_alone_is_refused_with_parts(masked, why
             return scores
 
     trainer = correctness.with_gradients(Masked, accumulate_steps=2)(strategy="default", **NO_REPORTS)
-    with pytest.raises(ctl.UsageError, match=f"{why}.*from the batch alone"):
+    with pytest.raises(ctl.UsageError, match=f"{op_type}.*from the batch alone"):
         trainer.train(1)
 
 
@@ -274,25 +275,25 @@ def test_a_mask_averaged_within_a_condition_is_refused_with_parts():
 
 def test_a_compiled_step_gives_the_same_numbers(two_replicas):
     for strategy in ("default", two_replicas):
-        plain, compiled = (Linear(strategy=strategy, **NO_REPORTS) for _ in range(2))
+        uncompiled, compiled = (Linear(strategy=strategy, **NO_REPORTS) for _ in range(2))
         compiled.jit_compile = True
-        for trainer in (plain, compiled):
+        for trainer in (uncompiled, compiled):
             trainer.train(5)
-        for a, b in zip(plain.model.get_weights(), compiled.model.get_weights(), strict=True):
+        for a, b in zip(uncompiled.model.get_weights(), compiled.model.get_weights(), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_what_cannot_be_compiled_is_refused_before_training(two_replicas):
+def test_a_step_that_cannot_be_compiled_is_refused_before_training(two_replicas):
     central = ctl.make_strategy("central_storage", devices=["cpu:0", "cpu:1"])
-    for cls, strategy, words in ((Short, two_replicas, "sums over replicas within the step"),
-                                 (Linear, central, "variables on another device")):  # fmt: skip
+    for cls, strategy, error_pattern in ((Short, two_replicas, "sums over replicas within the step"),
+                                         (Linear, central, "variables on another device")):  # fmt: skip
         trainer = cls(strategy=strategy, **NO_REPORTS)
         trainer.jit_compile = True
-        with pytest.raises(ctl.UsageError, match=words):
+        with pytest.raises(ctl.UsageError, match=error_pattern):
             trainer.train(1)
 
 
-def test_a_step_that_xla_cannot_compile_says_so():
+def test_a_step_that_xla_cannot_compile_is_refused():
     class Strings(Linear):
         def train_step(self, batch):
             tf.strings.as_string(batch[1])
@@ -305,36 +306,37 @@ def test_a_step_that_xla_cannot_compile_says_so():
 
 
 @pytest.mark.parametrize("name", some_of(correctness.MASKED, "masks"))
-def test_masks_of_parts_give_the_mean_over_the_whole_batch(monkeypatch, one, two, name):
-    model, how = correctness.MASKED[name]
-    monkeypatch.setitem(correctness.CASES, "whole", correctness.with_gradients(model, **how))
-    whole = outcome("whole", "default")
-    assert np.ptp(whole["losses"]) > 0.01
-    for found in (one[name], two[name]):
-        np.testing.assert_allclose(found["losses"], whole["losses"], atol=1e-5)
-        for a, b in zip(found["weights"], whole["weights"], strict=True):
+def test_masks_of_parts_give_the_mean_over_the_whole_batch(monkeypatch, single, mirrored, name):
+    model, gradient_options = correctness.MASKED[name]
+    monkeypatch.setitem(correctness.CASES, "whole", correctness.with_gradients(model, **gradient_options))
+    expected = outcome("whole", "default")
+    assert np.ptp(expected["losses"]) > 0.01
+    for result in (single[name], mirrored[name]):
+        np.testing.assert_allclose(result["losses"], expected["losses"], atol=1e-5)
+        for a, b in zip(result["weights"], expected["weights"], strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_masks_of_parts_train_as_a_loop_by_hand_does(one, two):
+def test_masks_of_parts_train_as_a_loop_by_hand_does(single, mirrored):
     trainer = Tokens(strategy="default", **NO_REPORTS)
     trainer.build()
-    words, tags = trainer.train_data(BATCH)._arrays
+    token_ids, tags = trainer.train_data(BATCH)._arrays
     variables, expected = trainer.model.trainable_variables, []
     for step in range(9):
         rows = slice(step * BATCH % 40, step * BATCH % 40 + BATCH)
         with tf.GradientTape() as tape:
-            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tags[rows], trainer.model(words[rows]))
-            mask = tf.cast(words[rows] > 0, tf.float32)
+            logits = trainer.model(token_ids[rows])
+            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tags[rows], logits)
+            mask = tf.cast(token_ids[rows] > 0, tf.float32)
             mean = tf.reduce_sum(loss * mask) / tf.reduce_sum(mask)
         trainer.optimizer.apply(tape.gradient(mean, variables), variables)
         expected.append(float(mean))
-    for found in (one["masks"], two["masks"]):
-        np.testing.assert_allclose(found["losses"], expected, atol=1e-5)
+    for result in (single["masks"], mirrored["masks"]):
+        np.testing.assert_allclose(result["losses"], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", some_of(correctness.ROWS, "rows_lazy_clipped"))
-def test_sparse_gradients_of_any_number_of_rows_train_as_a_loop_by_hand_does(one, two, name):
+def test_sparse_gradients_of_any_number_of_rows_train_as_a_loop_by_hand_does(single, mirrored, name):
     trainer = correctness.ROWS[name](strategy="default", global_batch_size=BATCH, **NO_FILES)
     trainer.build()
     tables = trainer.model.trainable_variables
@@ -343,44 +345,44 @@ def test_sparse_gradients_of_any_number_of_rows_train_as_a_loop_by_hand_does(one
         with tf.GradientTape() as tape:
             loss = trainer.loss_of(ids)
             mean = tf.reduce_sum(loss) / BATCH
-        found = [tf.convert_to_tensor(g) for g in tape.gradient(mean, tables)]
-        norm = tf.linalg.global_norm(found)
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(mean, tables)]
+        norm = tf.linalg.global_norm(gradients)
         scale = min(1.0, (trainer.gradients.clip_norm or float("inf")) / norm)
-        words = [np.unique(ids[ids > 0]), np.unique(ids[ids > 0]) - 1]
+        indices = [np.unique(ids[ids > 0]), np.unique(ids[ids > 0]) - 1]
         rows = [tf.IndexedSlices(tf.gather(g, w) * scale, w, g.shape)
-                for g, w in zip(found, words, strict=True)]  # fmt: skip
+                for g, w in zip(gradients, indices, strict=True)]  # fmt: skip
         trainer.optimizer.apply(rows, tables)
         expected.append(tf.reduce_mean(loss))
     assert np.abs(tables[0].numpy() - start[0]).max() > 0.05
-    for found in (one[name], two[name]):
-        np.testing.assert_allclose(found["losses"], expected, atol=1e-5)
-        for weights, table in zip(found["weights"], tables, strict=True):
+    for result in (single[name], mirrored[name]):
+        np.testing.assert_allclose(result["losses"], expected, atol=1e-5)
+        for weights, table in zip(result["weights"], tables, strict=True):
             np.testing.assert_allclose(weights, table.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("case", correctness.WITH_WORKERS)
-def test_two_workers_train_as_one_device_does(one, workers, case):
-    alone, first, second = one[case], workers[0][case], workers[1][case]
+def test_two_workers_train_as_one_device_does(single, workers, case):
+    expected, first, second = single[case], workers[0][case], workers[1][case]
     assert first["digest"] == second["digest"]
-    assert first["step"] == alone["step"]
+    assert first["step"] == expected["step"]
     for key in ("losses", "mse", "total", "logged", "matrix", "f1", "norms", "eval", "scale", "iterations"):
-        if key in alone:
-            np.testing.assert_allclose(first[key], alone[key], atol=1e-5, err_msg=key)
-    for a, b in zip(first["weights"], alone["weights"], strict=True):
+        if key in expected:
+            np.testing.assert_allclose(first[key], expected[key], atol=1e-5, err_msg=key)
+    for a, b in zip(first["weights"], expected["weights"], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_a_bad_worker_skips_the_step_on_both_without_a_deadlock(one, workers):
-    for found in (one, *workers):
-        case = found["scaled"]
-        assert (case["step"], case["iterations"], case["scale"]) == (9, 6, 512.0)
+def test_a_bad_worker_skips_the_step_on_both_without_a_deadlock(single, workers):
+    for results in (single, *workers):
+        scaled = results["scaled"]
+        assert (scaled["step"], scaled["iterations"], scaled["scale"]) == (9, 6, 512.0)
 
 
-def test_a_run_resumed_on_workers_with_unequal_shares_goes_on_as_on_one_device(run_program, tmp_path):
+def test_a_run_resumed_on_workers_with_unequal_shares_equals_one_device(run_program, tmp_path):
     program = "tests/programs/unequal_shares.py"
-    [alone] = run_program(1, [program, "default", "6", str(tmp_path / "one")])
+    [expected] = run_program(1, [program, "default", "6", str(tmp_path / "one")])
     run_program(1, [program, "default", "3", str(tmp_path / "two")])
-    both = run_program(2, [program, "multi_worker", "6", str(tmp_path / "two")])
-    np.testing.assert_allclose(both[0].json["losses"], alone.json["losses"][3:], atol=1e-4)
-    for worker in both:
-        np.testing.assert_allclose(worker.json["weights"], alone.json["weights"], atol=1e-5)
+    results = run_program(2, [program, "multi_worker", "6", str(tmp_path / "two")])
+    np.testing.assert_allclose(results[0].json["losses"], expected.json["losses"][3:], atol=1e-4)
+    for worker in results:
+        np.testing.assert_allclose(worker.json["weights"], expected.json["weights"], atol=1e-5)

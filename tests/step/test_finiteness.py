@@ -1,4 +1,4 @@
-"""NaN and infinity: found on every replica before the update, and what each policy makes of them."""
+"""NaN and infinity: detection on every replica before the update, and the policies."""
 
 import ctl
 import keras
@@ -13,7 +13,7 @@ EXAMPLES, BATCH, BAD = 64, 8, 3  # the bad example is in the fourth batch of the
 
 
 class Poisoned(ctl.Trainer):
-    """Linear regression with batch statistics; the example `bad` spoils what `where` says."""
+    """Linear regression with batch statistics; the example `bad` makes the value `where` not finite."""
 
     where, policy = "loss", "stop"
     factor = float("nan")
@@ -49,137 +49,138 @@ class Poisoned(ctl.Trainer):
         return {"loss": loss}
 
 
-def trainer(where, policy, strategy="default", **how):
-    kind = type("Kind", (Poisoned,), {"where": where, "policy": policy})
-    how = {"intervals": every_step(), "writers": [], **how}
-    return kind(strategy=strategy, global_batch_size=BATCH, **how)
+def trainer(where, policy, strategy="default", **options):
+    trainer_class = type("Configured", (Poisoned,), {"where": where, "policy": policy})
+    options = {"intervals": every_step(), "writers": [], **options}
+    return trainer_class(strategy=strategy, global_batch_size=BATCH, **options)
 
 
-def state_of(made):
-    return [v.numpy() for v in made._prepared_trainer.state.variables.values()]
+def state_of(trained_trainer):
+    return [v.numpy() for v in trained_trainer._prepared_trainer.state.variables.values()]
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient", "statistics"])
-def test_stop_names_step_and_culprit_and_nothing_bad_was_applied(where):
-    made = trainer(where, "stop")
-    what = "gradient" if where == "gradient" else "loss"
-    with pytest.raises(ctl.NonFiniteError, match=f"Step 4: .*the {what}.* NaN or infinite.*not applied"):
-        made.train(8)
-    assert made.step == 3 and int(made.optimizer.iterations.numpy()) == 3
-    assert all(np.isfinite(w).all() for w in made.model.trainable_variables)
+def test_stop_names_step_and_culprit_and_the_update_is_not_applied(where):
+    failing = trainer(where, "stop")
+    culprit = "gradient" if where == "gradient" else "loss"
+    with pytest.raises(ctl.NonFiniteError, match=f"Step 4: .*the {culprit}.* NaN or infinite.*not applied"):
+        failing.train(8)
+    assert failing.step == 3 and int(failing.optimizer.iterations.numpy()) == 3
+    assert all(np.isfinite(w).all() for w in failing.model.trainable_variables)
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_the_replica_is_named(where, two_replicas):
-    made = trainer(where, "stop", two_replicas)
+    failing = trainer(where, "stop", two_replicas)
     with pytest.raises(ctl.NonFiniteError, match=f"Step 4: the {where} on replica 1 is NaN"):
-        made.train(8)
-    assert made.step == 3
+        failing.train(8)
+    assert failing.step == 3
 
 
 def test_the_newest_checkpoint_is_named_and_it_is_from_before(tmp_path):
-    made = trainer("loss", "stop", model_dir=tmp_path, intervals=every_step(save=ctl.Every(steps=2)))
+    failing = trainer("loss", "stop", model_dir=tmp_path, intervals=every_step(save=ctl.Every(steps=2)))
     with pytest.raises(ctl.NonFiniteError, match="the newest checkpoint is of step 2"):
-        made.train(8)
+        failing.train(8)
 
 
-@pytest.mark.parametrize("replicas", some_of([1, 2], 2))
+@pytest.mark.parametrize("num_replicas", some_of([1, 2], 2))
 @pytest.mark.parametrize("where", ["loss", "gradient", "statistics"])
-def test_a_step_that_is_skipped_leaves_no_trace_but_its_number(where, replicas, two_replicas):
-    """As if its batch had not been there: the same as training on the data without it."""
-    strategy = two_replicas if replicas == 2 else "default"
+def test_a_skipped_step_changes_only_the_step_number(where, num_replicas, two_replicas):
+    """The result is that of training on the data without this batch."""
+    strategy = two_replicas if num_replicas == 2 else "default"
     writer = ctl.MemoryWriter()
-    made = trainer(where, "skip", strategy, writers=[writer])
-    made.train(8)
+    skipping = trainer(where, "skip", strategy, writers=[writer])
+    skipping.train(8)
 
     class Without(Poisoned):
         def train_data(self, batch_size):
             arrays = super().train_data(batch_size)._arrays
-            rest = np.arange(EXAMPLES) // BATCH != BAD
-            good = {k: np.asarray(v)[rest] for k, v in arrays.items()}
-            return ctl.from_arrays(good, batch_size, shuffle=False)
+            is_kept = np.arange(EXAMPLES) // BATCH != BAD
+            arrays_without_bad = {k: np.asarray(v)[is_kept] for k, v in arrays.items()}
+            return ctl.from_arrays(arrays_without_bad, batch_size, shuffle=False)
 
-    Without.where, clean = where, ctl.MemoryWriter()
-    other = Without(strategy=strategy, global_batch_size=BATCH, writers=[clean], intervals=every_step())
-    other.train(7)
-    for a, b in zip(state_of(made)[1:], state_of(other)[1:], strict=True):
+    Without.where, clean_writer = where, ctl.MemoryWriter()
+    options = {"strategy": strategy, "global_batch_size": BATCH, "intervals": every_step()}
+    reference = Without(writers=[clean_writer], **options)
+    reference.train(7)
+    for a, b in zip(state_of(skipping)[1:], state_of(reference)[1:], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
     rows = [values for run, _, values in writer.rows if run == "train"]
     assert [values["skipped_steps"] for values in rows] == [0, 0, 0, 1, 0, 0, 0, 0]
-    assert np.isnan(rows[3]["loss"]), "nothing counted in that step"
-    kept = [values["loss"] for i, values in enumerate(rows) if i != BAD]
-    expected = [values["loss"] for run, _, values in clean.rows if run == "train"]
-    np.testing.assert_allclose(kept, expected, rtol=1e-5)
-    assert made.step == 8
+    assert np.isnan(rows[3]["loss"]), "the skipped step has no loss"
+    losses_without_bad = [values["loss"] for i, values in enumerate(rows) if i != BAD]
+    expected = [values["loss"] for run, _, values in clean_writer.rows if run == "train"]
+    np.testing.assert_allclose(losses_without_bad, expected, rtol=1e-5)
+    assert skipping.step == 8
 
 
-@pytest.mark.parametrize("replicas", some_of([1, 2], 2))
-@pytest.mark.parametrize("how", ["accumulate", "in the graph"])
-def test_skipping_within_accumulation_and_within_long_loops(how, replicas, two_replicas):
-    class Kind(Poisoned):
+@pytest.mark.parametrize("num_replicas", some_of([1, 2], 2))
+@pytest.mark.parametrize("variant", ["accumulate", "in the graph"])
+def test_skipping_within_accumulation_and_within_long_loops(variant, num_replicas, two_replicas):
+    class Skipping(Poisoned):
         policy = "skip"
 
         def build(self):
             super().build()
-            if how == "accumulate":  # TensorFlow has no sums over replicas within its loop
+            if variant == "accumulate":  # TensorFlow has no sums over replicas within its loop
                 self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
                 self.gradients = ctl.Gradients(on_nonfinite="skip", accumulate_steps=2)
 
     writer = ctl.MemoryWriter()
     intervals = ctl.Intervals(log=ctl.Every(steps=8), save=ctl.Every())
-    made = Kind(
-        strategy=two_replicas if replicas == 2 else "default", global_batch_size=BATCH,
+    skipping = Skipping(
+        strategy=two_replicas if num_replicas == 2 else "default", global_batch_size=BATCH,
         intervals=intervals, writers=[writer],
     )  # fmt: skip
-    made.train(8)
+    skipping.train(8)
     ((_, step, values),) = [row for row in writer.rows if row[0] == "train"]
     assert step == 8 and values["skipped_steps"] == 1 / 8 and np.isfinite(values["loss"])
-    assert int(made.optimizer.iterations.numpy()) == 7
+    assert int(skipping.optimizer.iterations.numpy()) == 7
 
 
 @pytest.mark.parametrize("hook", [False, True])
-def test_rollback_goes_to_the_newest_checkpoint_and_past_the_bad_data(hook, tmp_path, caplog):
+def test_rollback_restores_the_newest_checkpoint_and_skips_the_bad_data(hook, tmp_path, caplog):
     writer = ctl.MemoryWriter()
-    how = {"policy": "rollback", **({"after_loop": lambda *_: None} if hook else {})}
-    made = type("Kind", (Poisoned,), how)(
+    members = {"policy": "rollback", **({"after_loop": lambda *_: None} if hook else {})}
+    rolled_back = type("RolledBack", (Poisoned,), members)(
         strategy="default", global_batch_size=BATCH, model_dir=tmp_path, writers=[writer],
         intervals=every_step(save=ctl.Every(steps=2)),
     )  # fmt: skip
-    made.train(6)
+    rolled_back.train(6)
     rows = [(step, values["loss"]) for run, step, values in writer.rows if run == "train"]
-    assert [step for step, _ in rows] == [1, 2, 3, 3, 4, 5, 6], "step 4 failed, from 2 it went on"
+    assert [step for step, _ in rows] == [1, 2, 3, 3, 4, 5, 6], "step 4 failed, continued from step 2"
     assert any("back to the checkpoint of step 2" in m and "16 examples" in m for m in caplog.messages)
 
     class Straight(Poisoned):  # the batches 0, 1, 4, 5, 6, 7
         def train_data(self, batch_size):
             arrays = super().train_data(batch_size)._arrays
-            rest = ~np.isin(np.arange(EXAMPLES) // BATCH, [2, 3])
+            is_kept = ~np.isin(np.arange(EXAMPLES) // BATCH, [2, 3])
             return ctl.from_arrays(
-                {k: np.asarray(v)[rest] for k, v in arrays.items()}, batch_size, shuffle=False
+                {k: np.asarray(v)[is_kept] for k, v in arrays.items()}, batch_size, shuffle=False
             )
 
-    other = Straight(strategy="default", global_batch_size=BATCH, writers=[], intervals=every_step())
-    other.train(6)
-    for a, b in zip(state_of(made), state_of(other), strict=True):
+    reference = Straight(strategy="default", global_batch_size=BATCH, writers=[], intervals=every_step())
+    reference.train(6)
+    for a, b in zip(state_of(rolled_back), state_of(reference), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_run_that_went_back_and_is_resumed_goes_on_with_the_right_data(tmp_path):
+def test_a_rolled_back_run_that_is_resumed_continues_with_the_right_data(tmp_path):
     intervals = every_step(save=ctl.Every(steps=2))
-    whole, rest = ctl.MemoryWriter(), ctl.MemoryWriter()
-    for directory, stops, writer in (("a", [7], whole), ("b", [5, 7], rest)):
-        for steps in stops:
+    unbroken, resumed = ctl.MemoryWriter(), ctl.MemoryWriter()
+    for directory, end_steps, writer in (("a", [7], unbroken), ("b", [5, 7], resumed)):
+        for steps in end_steps:
             trainer("loss", "rollback", model_dir=tmp_path / directory, intervals=intervals,
                     writers=[writer]).train(steps)  # fmt: skip
-    assert [r[2]["loss"] for r in whole.rows] == [r[2]["loss"] for r in rest.rows]
+    assert [r[2]["loss"] for r in unbroken.rows] == [r[2]["loss"] for r in resumed.rows]
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_back_to():
+def test_a_rollback_without_a_checkpoint_is_an_error():
     with pytest.raises(ctl.NonFiniteError, match="no checkpoint to roll back to.*save_every_steps"):
         trainer("loss", "rollback").train(8)
 
 
-def test_going_back_again_and_again_ends(tmp_path):
+def test_repeated_rollbacks_to_one_checkpoint_are_an_error(tmp_path):
     class Always(Poisoned):
         policy = "rollback"
 
@@ -187,18 +188,19 @@ def test_going_back_again_and_again_ends(tmp_path):
             bad = self.step_variable >= 3
             return super().train_step({**batch, "bad": tf.fill(tf.shape(batch["bad"]), bad)})
 
-    made = Always(
+    failing = Always(
         strategy="default", global_batch_size=BATCH, model_dir=tmp_path, writers=[],
         intervals=every_step(save=ctl.Every(steps=2)),
     )  # fmt: skip
     with pytest.raises(ctl.NonFiniteError, match="3 rollbacks to the checkpoint of step 2"):
-        made.train(8)
+        failing.train(8)
 
 
-def test_data_that_end_end_earlier_after_going_back(tmp_path):
-    made = trainer("loss", "rollback", model_dir=tmp_path, intervals=every_step(save=ctl.Every(steps=2)))
-    made.train(epochs=1)
-    assert made.step == 6, "8 batches, 2 of them were taken back"
+def test_data_that_end_end_earlier_after_a_rollback(tmp_path):
+    intervals = every_step(save=ctl.Every(steps=2))
+    rolled_back = trainer("loss", "rollback", model_dir=tmp_path, intervals=intervals)
+    rolled_back.train(epochs=1)
+    assert rolled_back.step == 6, "8 batches, 2 of them were rolled back"
 
 
 def test_a_policy_of_another_name_is_refused():
@@ -207,7 +209,7 @@ def test_a_policy_of_another_name_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("tf_message", "expected"),
     [
         ("x [1] [0] y", "the loss is NaN or infinite"),
         ("[0 1 0 1] [0 0 0 0]", "the loss on replica 1 (worker 0), 3 (worker 1) is NaN or infinite"),
@@ -216,6 +218,6 @@ def test_a_policy_of_another_name_is_refused():
         ("nothing of that kind", "the loss or the gradient is NaN or infinite"),
     ],
 )
-def test_what_an_error_says_is_told_in_words(text, expected):
-    replicas = 1 if text.startswith("x") else 4
-    assert finiteness.described(text, replicas, 1 if replicas == 1 else 2) == expected
+def test_an_error_message_of_tensorflow_is_described(tf_message, expected):
+    num_replicas = 1 if tf_message.startswith("x") else 4
+    assert finiteness.described(tf_message, num_replicas, 1 if num_replicas == 1 else 2) == expected

@@ -1,4 +1,4 @@
-"""Rows of all replicas in a step: losses between examples are those of one device, gradients too."""
+"""Rows of all replicas in a step: losses between examples and their gradients equal those of one device."""
 
 import correctness
 import ctl
@@ -22,15 +22,15 @@ def test_a_loss_between_all_examples_trains_as_a_loop_by_hand_does(two_replicas)
         expected.append(tf.reduce_mean(losses))
     assert np.ptp(expected) > 1.0
     for strategy in ("default", two_replicas):
-        found = outcome("contrast", strategy)
-        np.testing.assert_allclose(found["losses"], expected, atol=1e-4)
-        np.testing.assert_allclose(found["weights"][0], variables[0].numpy(), atol=1e-5)
+        result = outcome("contrast", strategy)
+        np.testing.assert_allclose(result["losses"], expected, atol=1e-4)
+        np.testing.assert_allclose(result["weights"][0], variables[0].numpy(), atol=1e-5)
 
 
-def test_gather_is_refused_where_rows_cannot_be_had_at_once(two_replicas):
-    parts = correctness.with_gradients(Contrast, accumulate_steps=2)(strategy="default", **NO_FILES)
+def test_gather_is_refused_where_rows_are_not_available_at_once(two_replicas):
+    accumulating = correctness.with_gradients(Contrast, accumulate_steps=2)(strategy="default", **NO_FILES)
     with pytest.raises(ctl.UsageError, match=r"gather\(\) with accumulate_steps=2"):
-        parts.train(1)
+        accumulating.train(1)
     with pytest.raises(ctl.UsageError, match=r"gather\(\) exchanges rows.*jit_compile"):
         Contrast(strategy=two_replicas, jit_compile=True, **NO_FILES).train(1)
 
@@ -42,7 +42,7 @@ def test_gather_is_refused_where_rows_cannot_be_had_at_once(two_replicas):
         Scalar(strategy="default", **NO_FILES).train(1)
 
 
-def test_larger_batches_than_there_is_room_for_are_an_error(two_replicas):
+def test_batches_larger_than_the_gather_buffer_are_an_error(two_replicas):
     class Large(Contrast):
         def eval_data(self, batch_size):
             return self.train_data(2 * batch_size).take(1)

@@ -1,4 +1,4 @@
-"""The gradient path: one sum, then check, clip and apply; equal on one device and on two replicas."""
+"""The gradient path: sum, check, clip and apply; results equal on one device and on two replicas."""
 
 import ctl
 import keras
@@ -15,39 +15,39 @@ NO_SAVE = dict(writers=[], intervals=every_step(log=ctl.Every()))
 
 @pytest.fixture(scope="module")
 def two_replicas():
-    """One strategy for all, with keys of its own: two of one process mix up their collectives."""
+    """Returns a strategy with separate collective keys: two strategies of one process would share keys."""
 
-    class Own(tf.distribute.MirroredStrategy):
+    class SeparateKeys(tf.distribute.MirroredStrategy):
         _collective_key_base = 1000
 
-    return Own(["/cpu:0", "/cpu:1"])
+    return SeparateKeys(["/cpu:0", "/cpu:1"])
 
 
 def trained(trainer, steps=STEPS):
-    """Final weights and logged losses."""
+    """Returns the final weights and the logged losses."""
     writer = ctl.MemoryWriter()
     trainer._writers, trainer.intervals = [writer], every_step()
     trainer.train(steps)
     return weights(trainer), losses(writer)
 
 
-def assert_equal(one, two, atol=1e-6):
-    for a, b in zip(one[0], two[0], strict=True):
+def assert_equal(expected, results, atol=1e-6):
+    for a, b in zip(expected[0], results[0], strict=True):
         np.testing.assert_allclose(a, b, atol=atol, rtol=0)
-    np.testing.assert_allclose(one[1], two[1], atol=atol, rtol=0)
+    np.testing.assert_allclose(expected[1], results[1], atol=atol, rtol=0)
 
 
-def with_gradients(base=Small, **how):
+def with_gradients(base=Small, **options):
     class Changed(base):
         def build(self):
             super().build()
-            self.gradients = ctl.Gradients(**how)
+            self.gradients = ctl.Gradients(**options)
 
     return Changed
 
 
 class Regularised(Small):
-    """Losses that hold once per step, large enough to be seen."""
+    """A model with a large regularization loss, which counts once per step."""
 
     def build(self):
         super().build()
@@ -67,17 +67,17 @@ class Regularised(Small):
         return scores
 
 
-def with_optimizer(make):
+def with_optimizer(make_optimizer):
     class Changed(Small):
         def build(self):
             super().build()
-            self.optimizer = make()
+            self.optimizer = make_optimizer()
 
     return Changed
 
 
 @pytest.fixture(scope="module")
-def plain():
+def unclipped():
     return trained(Small(strategy="default"))
 
 
@@ -91,24 +91,24 @@ def clipped():
     return trained(with_gradients(clip_norm=0.05)(strategy="default"))
 
 
-def test_two_replicas_equal_one_device(plain, two_replicas):
-    assert_equal(plain, trained(Small(strategy=two_replicas)))
+def test_two_replicas_equal_one_device(unclipped, two_replicas):
+    assert_equal(unclipped, trained(Small(strategy=two_replicas)))
 
 
-def test_clipping_comes_after_the_sum_over_replicas(plain, clipped, two_replicas):
-    moved = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(plain[0], clipped[0], strict=True)))
-    assert moved > 1e-2, "nothing was clipped, so this proves nothing"
+def test_clipping_comes_after_the_sum_over_replicas(unclipped, clipped, two_replicas):
+    difference = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(unclipped[0], clipped[0], strict=True)))
+    assert difference > 1e-2, "no gradient was clipped, so the test checks nothing"
     assert_equal(clipped, trained(with_gradients(clip_norm=0.05)(strategy=two_replicas)))
 
 
-def test_a_clipped_update_has_the_norm_that_was_asked_for():
+def test_a_clipped_update_has_the_norm_of_the_setting():
     trainer = with_gradients(clip_norm=0.05)(strategy="default", **NO_SAVE)
     trainer.prepare()
-    before = weights(trainer)
+    weights_before = weights(trainer)
     means = trainer.train(1)
-    moved = [(a - b) / 0.1 for a, b in zip(before, weights(trainer), strict=True)]
-    assert np.sqrt(sum(np.sum(m**2) for m in moved)) == pytest.approx(0.05, rel=1e-3)
-    assert means["gradient_norm"] > 0.05, "the norm before clipping is what is reported"
+    difference = [(a - b) / 0.1 for a, b in zip(weights_before, weights(trainer), strict=True)]
+    assert np.sqrt(sum(np.sum(m**2) for m in difference)) == pytest.approx(0.05, rel=1e-3)
+    assert means["gradient_norm"] > 0.05, "the norm before clipping is reported"
 
 
 @pytest.mark.parametrize("parts", [3, 5])  # 24 rows in 5 parts are not equal
@@ -122,20 +122,20 @@ def test_accumulation_on_two_replicas_equals_one_device(regularised, two_replica
     assert_equal(regularised, trained(changed(strategy=two_replicas)), atol=2e-6)
 
 
-def test_regularization_counts_once_on_two_replicas(plain, regularised, two_replicas):
-    assert np.abs(plain[0][0] - regularised[0][0]).max() > 1e-2, "without effect"
+def test_regularization_counts_once_on_two_replicas(unclipped, regularised, two_replicas):
+    assert np.abs(unclipped[0][0] - regularised[0][0]).max() > 1e-2, "without effect"
     assert_equal(regularised, trained(Regularised(strategy=two_replicas)))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_the_bytes_on_the_wire_give_nearly_the_same_numbers(plain, two_replicas, dtype):
-    two = trained(with_gradients(wire_dtype=dtype)(strategy=two_replicas))
-    assert_equal(plain, two, atol=5e-3)
-    assert any((a != b).any() for a, b in zip(plain[0], two[0], strict=True)), "not cast at all"
+def test_half_the_bytes_on_the_wire_give_nearly_the_same_numbers(unclipped, two_replicas, dtype):
+    rounded = trained(with_gradients(wire_dtype=dtype)(strategy=two_replicas))
+    assert_equal(unclipped, rounded, atol=5e-3)
+    assert any((a != b).any() for a, b in zip(unclipped[0], rounded[0], strict=True)), "not cast"
 
 
 def poisoned(bad_step, where):
-    """Divides by zero at one step, in the rows of one replica only."""
+    """Returns a trainer class with a NaN in the data of one step, in a row of one replica."""
 
     class Poisoned(Small):
         def train_data(self, batch_size):
@@ -150,13 +150,13 @@ def poisoned(bad_step, where):
 @pytest.mark.parametrize("steps_per_loop", some_of([1, 8], 8))
 def test_a_nan_in_one_replica_names_the_step_and_leaves_the_weights(two_replicas, where, steps_per_loop):
     intervals = every_step(log=ctl.Every(), steps_per_loop=steps_per_loop)
-    good = Small(strategy="default", writers=[])
-    good.train_data = poisoned(7, 0)(strategy="default").train_data
-    good.train(3)
+    reference = Small(strategy="default", writers=[])
+    reference.train_data = poisoned(7, 0)(strategy="default").train_data
+    reference.train(3)
     trainer = poisoned(4, where)(strategy=two_replicas, intervals=intervals, writers=[])
     with pytest.raises(ctl.NonFiniteError, match=r"^Step 4: .*not applied.*clip_norm"):
         trainer.train(8)
-    for a, b in zip(weights(good), weights(trainer), strict=True):
+    for a, b in zip(weights(reference), weights(trainer), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
@@ -176,12 +176,12 @@ class TwoPlayers(ctl.Trainer):
         x, y = batch
         with tf.GradientTape() as first, tf.GradientTape() as second:
             logits = self.model(x)
-            one = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+            cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
             error = tf.reduce_sum((self.second(x) - tf.stop_gradient(logits)) ** 2, axis=1)
-            loss, other = self.average(one), self.average(error)
+            loss, second_loss = self.average(cross_entropy), self.average(error)
         self.minimize(loss, first)
-        self.minimize(other, second, self.second.trainable_variables, self.other)
-        return {"loss": one, "other": error}
+        self.minimize(second_loss, second, self.second.trainable_variables, self.other)
+        return {"loss": cross_entropy, "other": error}
 
 
 def test_two_optimizers_in_one_step_equal_one_device(two_replicas):
@@ -203,44 +203,44 @@ def test_accumulation_of_keras_3_that_fails_on_two_replicas_is_refused(two_repli
 
 
 def test_overwriting_by_the_moving_average_is_that_of_keras_on_any_replicas(two_replicas):
-    def make():
+    def make_optimizer():
         return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3)
 
-    class ByKeras(with_optimizer(make)):
+    class ByKeras(with_optimizer(make_optimizer)):
         def minimize(self, loss, tape):
-            found = tape.gradient(loss, self.model.trainable_variables)
-            self.optimizer.apply(found, self.model.trainable_variables)
+            gradients = tape.gradient(loss, self.model.trainable_variables)
+            self.optimizer.apply(gradients, self.model.trainable_variables)
 
     expected = trained(ByKeras(strategy="default", **NO_SAVE), 8)
-    other = trained(Small(strategy="default", **NO_SAVE), 8)
-    assert np.abs(expected[0][0] - other[0][0]).max() > 1e-3, "nothing was overwritten"
+    without_ema = trained(Small(strategy="default", **NO_SAVE), 8)
+    assert np.abs(expected[0][0] - without_ema[0][0]).max() > 1e-3, "no weight was overwritten"
     for strategy in ("default", two_replicas):
-        trainer = with_optimizer(make)(strategy=strategy, **NO_SAVE)
+        trainer = with_optimizer(make_optimizer)(strategy=strategy, **NO_SAVE)
         assert_equal(expected, trained(trainer, 8))
         assert trainer.optimizer.ema_overwrite_frequency == 3
 
 
-def test_the_keras_3_optimizer_is_left_as_it_was(two_replicas):
+def test_the_keras_3_optimizer_is_not_changed(two_replicas):
     trainer = Small(strategy=two_replicas, **NO_SAVE)
     trainer.train(1)
     assert "_all_reduce_sum_gradients" not in vars(trainer.optimizer)
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "words"),
+    ("optimizer", "error_pattern"),
     [
         (lambda: "adam", r"keras.optimizers.get\('adam'\)"),
         (object, "expected a Keras optimizer or an object with"),
     ],
 )
-def test_what_cannot_be_an_optimizer_is_refused_before_any_step(optimizer, words):
-    with pytest.raises(ctl.UsageError, match=words):
+def test_an_object_that_is_no_optimizer_is_refused_before_any_step(optimizer, error_pattern):
+    with pytest.raises(ctl.UsageError, match=error_pattern):
         check_optimizer(optimizer())
     with pytest.raises(ctl.UsageError, match=r"self\.optimizer"):
         with_optimizer(optimizer)(strategy="default", **NO_SAVE).train(1)
 
 
-def test_a_loss_that_depends_on_nothing_is_refused():
+def test_a_loss_that_depends_on_no_variable_is_refused():
     class Outside(Small):
         def train_step(self, batch):
             loss = self.average(self.score(batch, training=True)["loss"])
@@ -252,7 +252,7 @@ def test_a_loss_that_depends_on_nothing_is_refused():
         Outside(strategy="default", **NO_SAVE).train(1)
 
 
-def test_a_loss_per_example_is_refused_with_the_cure():
+def test_a_loss_per_example_is_refused_with_a_hint():
     class Vector(Small):
         def train_step(self, batch):
             with tf.GradientTape() as tape:
@@ -267,13 +267,13 @@ def test_a_loss_per_example_is_refused_with_the_cure():
     {"clip_norm": 0}, {"clip_norm": -1.0}, {"clip_norm": float("nan")}, {"accumulate_steps": 0},
     {"accumulate_steps": 1.5}, {"accumulate_steps": True}, {"wire_dtype": "int4"},
 ])  # fmt: skip
-def test_gradients_refuses_what_cannot_be(options):
+def test_gradients_refuses_invalid_options(options):
     name, value = next(iter(options.items()))
     with pytest.raises(ctl.UsageError, match=rf"{name} is {value!r}; expected"):
         ctl.Gradients(**options)
 
 
-def test_the_learning_rate_grows_with_the_replicas_as_asked():
+def test_the_learning_rate_grows_with_the_replicas_as_requested():
     assert scale_learning_rate(0.1, 4) == 0.1
     assert scale_learning_rate(0.1, 4, "linear") == pytest.approx(0.4)
     assert scale_learning_rate(0.1, 4, "sqrt") == pytest.approx(0.2)

@@ -1,4 +1,4 @@
-"""Numbers that a step logs: summed or averaged, on one device and on replicas, split, compiled or empty."""
+"""Logged values of a step: sums and means, on one device and on replicas, split, compiled or empty."""
 
 import ctl
 import keras
@@ -9,14 +9,14 @@ from small_models import BATCH, Small, every_step, examples
 
 
 class Logging(Small):
-    """7 of 24 rows in the last batch, so that replicas share unevenly."""
+    """A trainer with one row in the last batch, so that replicas have unequal shares."""
 
-    how = None
+    gradient_options = None
 
     def build(self):
         super().build()
-        if self.how:
-            self.gradients = ctl.Gradients(**self.how)
+        if self.gradient_options:
+            self.gradients = ctl.Gradients(**self.gradient_options)
 
     def train_data(self, batch_size):
         data = tf.data.Dataset.from_tensor_slices(examples())
@@ -34,8 +34,8 @@ class Logging(Small):
 
 def logged(**options):
     writer = ctl.MemoryWriter()
-    kind = type("Kind", (Logging,), {"how": options.pop("how", None)})
-    kind(writers=[writer], intervals=every_step(steps_per_loop=1), **options).train()
+    trainer_class = type("Logged", (Logging,), {"gradient_options": options.pop("gradients", None)})
+    trainer_class(writers=[writer], intervals=every_step(steps_per_loop=1), **options).train()
     return [{k: v for k, v in values.items() if k in ("row", "rows", "total", "fixed")}
             for run, _, values in writer.rows if run == "train"]  # fmt: skip
 
@@ -50,15 +50,15 @@ def test_the_numbers_are_those_of_numpy():
 
 
 @pytest.mark.parametrize("options", [
-    {"strategy": "two", "how": {"accumulate_steps": 3}}, {"strategy": "default", "jit_compile": True},
+    {"strategy": "two", "gradients": {"accumulate_steps": 3}}, {"strategy": "default", "jit_compile": True},
     pytest.param({"strategy": "two"}, marks=pytest.mark.slow),
-    pytest.param({"strategy": "default", "how": {"accumulate_steps": 4}}, marks=pytest.mark.slow),
+    pytest.param({"strategy": "default", "gradients": {"accumulate_steps": 4}}, marks=pytest.mark.slow),
 ], ids=str)  # fmt: skip
 def test_replicas_and_parts_and_xla_log_the_same(options, two_replicas):
     strategy = two_replicas if options["strategy"] == "two" else "default"
     pairs = zip(logged(**{**options, "strategy": strategy}), logged(strategy="default"), strict=True)
-    for mine, plain in pairs:
-        assert mine == pytest.approx(plain, rel=1e-5)
+    for values, expected in pairs:
+        assert values == pytest.approx(expected, rel=1e-5)
 
 
 def test_several_steps_are_averaged():
@@ -71,7 +71,7 @@ def test_several_steps_are_averaged():
     assert writer.rows[-1][2]["rows"] == (BATCH + 1) / 2
 
 
-def test_an_eval_step_logs_as_well():
+def test_an_eval_step_logs_too():
     class Evaluated(Small):
         def eval_step(self, batch):
             self.log("rows", tf.ones(tf.shape(batch[1])), reduce="sum")
@@ -80,7 +80,7 @@ def test_an_eval_step_logs_as_well():
     assert Evaluated(strategy="default", writers=[], global_batch_size=13).evaluate()["rows"] == 13
 
 
-def in_a_condition(self, batch):
+def log_in_a_condition(self, batch):
     if tf.reduce_sum(batch[0]) > 0:
         self.log("positive", tf.constant(1.0))
 
@@ -92,34 +92,34 @@ MISTAKES = {
     "a matrix": (lambda self, batch: self.log("x", batch[0]), r"shape \(24, 8\).*are for hooks"),
     "a text": (lambda self, batch: self.log("x", "text"), "string.*are for hooks"),
     "a reduction": (lambda self, batch: self.log("x", 1.0, reduce="max"), "'max'.*'mean' or 'sum'"),
-    "a condition": (in_a_condition, "'positive'.*within a condition"),
+    "a condition": (log_in_a_condition, "'positive'.*within a condition"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_what_cannot_be_logged_is_a_sentence(name):
-    mistake, words = MISTAKES[name]
+def test_a_value_that_cannot_be_logged_is_refused(name):
+    mistake, error_pattern = MISTAKES[name]
 
-    class Wrong(Small):
+    class Failing(Small):
         def train_step(self, batch):
             mistake(self, batch)
             return super().train_step(batch)
 
-    with pytest.raises(ctl.UsageError, match=words):
-        Wrong(strategy="default", writers=[]).train(1)
+    with pytest.raises(ctl.UsageError, match=error_pattern):
+        Failing(strategy="default", writers=[]).train(1)
 
 
-def test_a_function_of_ones_own_is_no_step():
-    class Wrong(Small):
+def test_logging_in_a_function_of_the_user_is_refused():
+    class Failing(Small):
         def after_loop(self, step, means):
             tf.function(lambda: self.log("x", tf.constant(1.0)), autograph=False)()
 
     with pytest.raises(ctl.UsageError, match="'x'.*tf.function that is no step"):
-        Wrong(strategy="default", writers=[], intervals=every_step()).train(1)
+        Failing(strategy="default", writers=[], intervals=every_step()).train(1)
 
 
 class TwoOptimizers(Small):
-    """A schedule, and one rate that the hook changes after each step."""
+    """Three optimizers: a schedule, a rate that the hook halves after each step, and a constant rate."""
 
     def build(self):
         super().build()

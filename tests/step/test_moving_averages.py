@@ -1,4 +1,4 @@
-"""Moving averages of weights: evaluated, exported and predicted with, and never trained with."""
+"""Moving averages of weights: evaluation, export and prediction use them, training does not."""
 
 import json
 
@@ -21,24 +21,24 @@ def strategy(request, two_replicas):
     return two_replicas if request.param == "two" else "default"
 
 
-def made(kind, strategy, **settings):
-    return KINDS[kind](
+def make_trainer(variant, strategy, **settings):
+    return KINDS[variant](
         strategy=strategy, global_batch_size=BATCH, writers=[], intervals=every_step(), **settings
     )
 
 
-def by_hand(kind, steps=STEPS):
-    """(weights, their averages, the loss with those) of a loop in NumPy."""
+def numpy_training(variant, steps=STEPS):
+    """Returns (weights, averages, loss with the averages) of a training loop in NumPy."""
     x, y = Linear.arrays(None)
     w, b = np.full([3], 0.3), 0.0
-    slow = None if kind == "keras3" else np.array([*w, b])
-    if kind == "keras3":
+    slow = None if variant == "keras3" else np.array([*w, b])
+    if variant == "keras3":
         slow = np.zeros(4)
     for step in range(steps):
         rows = slice(step * BATCH % 48, step * BATCH % 48 + BATCH)
         error = x[rows] @ w + b - y[rows]
         w, b = w - 0.05 * 2 * error @ x[rows] / BATCH, b - 0.05 * 2 * error.mean()
-        momentum = 0.0 if kind == "keras3" and step == 0 else 0.8  # Keras 3 starts at the first weights
+        momentum = 0.0 if variant == "keras3" and step == 0 else 0.8  # Keras 3 starts at the first weights
         slow = momentum * slow + (1 - momentum) * np.array([*w, b])
     loss = np.mean((x[:13] @ slow[:3] + slow[3] - y[:13]) ** 2)
     return np.array([*w, b]), slow, loss
@@ -48,11 +48,11 @@ def flat(arrays):
     return np.concatenate([np.ravel(a) for a in arrays])
 
 
-@pytest.mark.parametrize("kind", some_of(KINDS, "keras3"))
-def test_a_model_is_evaluated_exported_and_predicts_with_its_averages(kind, strategy, tmp_path):
-    raw, slow, loss = by_hand(kind)
+@pytest.mark.parametrize("variant", some_of(KINDS, "keras3"))
+def test_a_model_is_evaluated_exported_and_predicts_with_its_averages(variant, strategy, tmp_path):
+    raw, slow, loss = numpy_training(variant)
     assert np.abs(raw - slow).max() > 0.05
-    trainer = made(kind, strategy)
+    trainer = make_trainer(variant, strategy)
     trainer.train(STEPS)
     assert trainer.evaluate()["loss"] == pytest.approx(loss, abs=1e-5)
     trainer.export("saved_model", directory=str(tmp_path))
@@ -65,12 +65,12 @@ def test_a_model_is_evaluated_exported_and_predicts_with_its_averages(kind, stra
     np.testing.assert_allclose(flat(weights(trainer)), raw, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", some_of(KINDS, "keras3"))
-def test_evaluations_change_no_bit_of_the_training_and_of_its_resume(kind, strategy, tmp_path):
-    unbroken = made(kind, strategy)
+@pytest.mark.parametrize("variant", some_of(KINDS, "keras3"))
+def test_evaluations_do_not_change_the_training_and_its_resume(variant, strategy, tmp_path):
+    unbroken = make_trainer(variant, strategy)
     unbroken.train(STEPS)
     for steps in (3, STEPS):
-        resumed = made(kind, strategy, model_dir=str(tmp_path))
+        resumed = make_trainer(variant, strategy, model_dir=str(tmp_path))
         resumed.train(steps)
         resumed.evaluate()
     for a, b in zip(weights(unbroken), weights(resumed), strict=True):
@@ -78,10 +78,10 @@ def test_evaluations_change_no_bit_of_the_training_and_of_its_resume(kind, strat
     assert unbroken.evaluate() == resumed.evaluate()
 
 
-def test_the_weights_themselves_are_evaluated_where_that_is_wanted(strategy):
-    raw, _, _ = by_hand("keras3")
+def test_the_weights_are_evaluated_if_evaluate_ema_is_false(strategy):
+    raw, _, _ = numpy_training("keras3")
     x, y = Linear.arrays(None)
-    trainer = made("keras3", strategy, evaluate_ema=False)
+    trainer = make_trainer("keras3", strategy, evaluate_ema=False)
     trainer.train(STEPS)
     expected = np.mean((x[:13] @ raw[:3] + raw[3] - y[:13]) ** 2)
     assert trainer.evaluate()["loss"] == pytest.approx(expected, abs=1e-5)
@@ -90,10 +90,10 @@ def test_the_weights_themselves_are_evaluated_where_that_is_wanted(strategy):
 def test_before_the_first_step_there_are_no_averages(strategy):
     x, y = Linear.arrays(None)
     expected = np.mean((x[:13] @ np.full([3], 0.3) - y[:13]) ** 2)
-    assert made("keras3", strategy).evaluate()["loss"] == pytest.approx(expected, abs=1e-5)
+    assert make_trainer("keras3", strategy).evaluate()["loss"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_averages_of_an_optimizer_that_scales_the_loss_are_found():
+def test_the_averages_of_an_optimizer_that_scales_the_loss_are_used():
     class Scaled(Averaged):
         optimizer_of = staticmethod(
             lambda: keras.optimizers.LossScaleOptimizer(Averaged.optimizer_of(), initial_scale=8.0)
@@ -101,7 +101,7 @@ def test_the_averages_of_an_optimizer_that_scales_the_loss_are_found():
 
     trainer = Scaled(strategy="default", global_batch_size=BATCH, writers=[], intervals=every_step())
     trainer.train(STEPS)
-    assert trainer.evaluate()["loss"] == pytest.approx(by_hand("keras3")[2], abs=1e-5)
+    assert trainer.evaluate()["loss"] == pytest.approx(numpy_training("keras3")[2], abs=1e-5)
 
 
 def test_an_error_in_an_evaluation_leaves_the_weights_as_they_were():
@@ -112,14 +112,14 @@ def test_an_error_in_an_evaluation_leaves_the_weights_as_they_were():
 
     trainer = Fails(strategy="default", global_batch_size=BATCH, writers=[], intervals=every_step())
     trainer.train(STEPS)
-    before = weights(trainer)
+    weights_before = weights(trainer)
     with pytest.raises(tf.errors.InvalidArgumentError):
         trainer.evaluate()
-    for a, b in zip(before, weights(trainer), strict=True):
+    for a, b in zip(weights_before, weights(trainer), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_what_is_no_pair_of_variables_is_refused_with_what_to_write():
+def test_an_average_without_its_variable_is_refused_with_a_hint():
     class Wrong(Averaged):
         def moving_averages(self):
             return [self.model.trainable_variables]
@@ -130,45 +130,50 @@ def test_what_is_no_pair_of_variables_is_refused_with_what_to_write():
 
 
 def compiled(rate=0.05):
-    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    made.set_weights([np.full([3, 1], 0.3), np.zeros([1])])
-    made.compile(keras.optimizers.SGD(rate, use_ema=True, ema_momentum=0.8), "mse")
-    return made
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.set_weights([np.full([3, 1], 0.3), np.zeros([1])])
+    model.compile(keras.optimizers.SGD(rate, use_ema=True, ema_momentum=0.8), "mse")
+    return model
 
 
 def test_fit_that_restores_the_best_weights_leaves_them_as_model_fit_does():
     x, y = Linear.arrays(None)
-    how = dict(batch_size=BATCH, epochs=4, shuffle=False, verbose=0, validation_data=(x, y[:, None]))
-    theirs, mine = compiled(0.6), compiled(0.6)  # which diverges: the first epoch is the best
-    theirs.fit(x, y[:, None], callbacks=[keras.callbacks.EarlyStopping(
-        "val_loss", patience=2, restore_best_weights=True)], **how)  # fmt: skip
+    fit_options = dict(
+        batch_size=BATCH, epochs=4, shuffle=False, verbose=0, validation_data=(x, y[:, None])
+    )
+    # training diverges at this rate: the first epoch is the best
+    with_model_fit, with_ctl_fit = compiled(0.6), compiled(0.6)
+    with_model_fit.fit(x, y[:, None], callbacks=[keras.callbacks.EarlyStopping(
+        "val_loss", patience=2, restore_best_weights=True)], **fit_options)  # fmt: skip
     stopping = ctl.EarlyStopping("loss", patience=2, restore_best=True)
-    ctl.fit(mine, x, y[:, None], callbacks=[stopping], **how)
-    assert np.abs(theirs.get_weights()[0]).max() < 1e6
-    for a, b in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+    ctl.fit(with_ctl_fit, x, y[:, None], callbacks=[stopping], **fit_options)
+    assert np.abs(with_model_fit.get_weights()[0]).max() < 1e6
+    for a, b in zip(with_ctl_fit.get_weights(), with_model_fit.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4)
 
 
 def test_fit_validates_with_the_weights_and_ends_with_the_averages_as_model_fit_does():
     x, y = Linear.arrays(None)
-    theirs, mine = compiled(), compiled()
-    how = dict(batch_size=BATCH, epochs=3, shuffle=False, verbose=0, validation_data=(x[:13], y[:13, None]))
-    expected = theirs.fit(x, y[:, None], **how)
-    found = ctl.fit(mine, x, y[:, None], **how)
-    np.testing.assert_allclose(found.history["val_loss"], expected.history["val_loss"], atol=1e-5)
-    for a, b in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+    with_model_fit, with_ctl_fit = compiled(), compiled()
+    fit_options = dict(
+        batch_size=BATCH, epochs=3, shuffle=False, verbose=0, validation_data=(x[:13], y[:13, None])
+    )
+    expected = with_model_fit.fit(x, y[:, None], **fit_options)
+    history = ctl.fit(with_ctl_fit, x, y[:, None], **fit_options)
+    np.testing.assert_allclose(history.history["val_loss"], expected.history["val_loss"], atol=1e-5)
+    for a, b in zip(with_ctl_fit.get_weights(), with_model_fit.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_a_callback_exports_and_keeps_the_averages_of_its_step(tmp_path):
-    class Third:
+    class ExportAtStep3:
         def on_metrics(self, step, values, run):
-            wanted = ctl.Decision(export=["weights"], directory=str(tmp_path), keep_weights=True)
-            return wanted if step == 3 else None
+            decision = ctl.Decision(export=["weights"], directory=str(tmp_path), keep_weights=True)
+            return decision if step == 3 else None
 
-    trainer = made("keras3", "default", callbacks=[Third()])
+    trainer = make_trainer("keras3", "default", callbacks=[ExportAtStep3()])
     trainer.train(STEPS)
-    raw, slow, loss = by_hand("keras3", 3)
+    raw, slow, loss = numpy_training("keras3", 3)
     np.testing.assert_allclose(flat(weights(trainer)), raw, atol=1e-5)
     assert trainer.evaluate()["loss"] == pytest.approx(loss, abs=1e-5)
     trainer.model.load_weights(tmp_path / "model.weights.h5")
@@ -176,12 +181,12 @@ def test_a_callback_exports_and_keeps_the_averages_of_its_step(tmp_path):
 
 
 def test_mode_predict_uses_the_averages(capsys):
-    class Says(Averaged):
+    class Predicting(Averaged):
         def predict(self):
             yield {"weights": flat(self.model.get_weights())}
 
-    trainer = Says(strategy="default", global_batch_size=BATCH, writers=[], intervals=every_step())
+    trainer = Predicting(strategy="default", global_batch_size=BATCH, writers=[], intervals=every_step())
     trainer.train(STEPS)
     app._predict(trainer, trainer.predict)
     printed = json.loads(capsys.readouterr().out)["weights"]
-    np.testing.assert_allclose(printed, by_hand("keras3")[1], atol=1e-5)
+    np.testing.assert_allclose(printed, numpy_training("keras3")[1], atol=1e-5)

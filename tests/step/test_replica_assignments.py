@@ -1,4 +1,4 @@
-"""Variables that a step assigns have the same values on one device and on two replicas, or are refused."""
+"""Variables assigned in a step: equal values on one device and on two replicas, or an error."""
 
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 class Assigning(Small):
-    """Has a variable `state`, which `update` assigns in each step; `declared` are its arguments."""
+    """A trainer that assigns a variable in each step; `declared` holds the arguments of the variable."""
 
     declared: ClassVar[dict] = {}
     start = 0.0
@@ -28,25 +28,25 @@ class Assigning(Small):
         return super().train_step(batch)
 
 
-def counted_rows(self, x):
+def count_rows(self, x):
     self.state.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
 
 
-def counted_static_rows(self, x):
+def count_static_rows(self, x):
     self.state.assign_add(float(x.shape[0]))
 
 
-def running_mean(self, x):
+def update_running_mean(self, x):
     self.state.assign(0.9 * self.state + 0.1 * tf.reduce_mean(x))
 
 
-def scattered(self, x):
+def scatter_mean(self, x):
     self.state.scatter_add(tf.IndexedSlices(tf.reduce_mean(x, axis=0)[:1], [0]))
 
 
 def trainer_of(update, strategy, **members):
-    kind = type("Assigning", (Assigning,), {"update": update, **members})
-    return kind(strategy=strategy, writers=[])
+    trainer_class = type("Assigning", (Assigning,), {"update": update, **members})
+    return trainer_class(strategy=strategy, writers=[])
 
 
 def trained(update, strategy, **members):
@@ -55,7 +55,7 @@ def trained(update, strategy, **members):
     return float(tf.convert_to_tensor(trainer.state.read_value()))
 
 
-@pytest.mark.parametrize("update", [counted_rows, counted_static_rows, running_mean])
+@pytest.mark.parametrize("update", [count_rows, count_static_rows, update_running_mean])
 @pytest.mark.parametrize("gradients", [ctl.Gradients(), ctl.Gradients(accumulate_steps=2)], ids=str)
 def test_a_variable_without_aggregation_is_refused_on_two_replicas(update, gradients, two_replicas):
     trainer = trainer_of(update, two_replicas)
@@ -65,12 +65,12 @@ def test_a_variable_without_aggregation_is_refused_on_two_replicas(update, gradi
     trained(update, "default")
 
 
-def test_a_scattered_update_is_refused_as_well(two_replicas):
+def test_a_scattered_update_is_refused_too(two_replicas):
     with pytest.raises(ctl.UsageError, match="no aggregation"):
-        trained(scattered, two_replicas, start=[0.0, 1.0])
+        trained(scatter_mean, two_replicas, start=[0.0, 1.0])
 
 
-def test_an_evaluation_that_assigns_is_refused_as_well(two_replicas):
+def test_an_evaluation_that_assigns_is_refused_too(two_replicas):
     class Evaluating(Small):
         def build(self):
             super().build()
@@ -88,38 +88,38 @@ def test_an_evaluation_that_assigns_is_refused_as_well(two_replicas):
 @pytest.mark.parametrize(
     ("update", "declared"),
     [
-        (counted_rows, {"aggregation": SUM}),
-        (counted_rows, {"aggregation": SUM, "synchronization": ON_READ}),
-        (running_mean, {"aggregation": MEAN}),
-        (running_mean, {"aggregation": MEAN, "synchronization": ON_READ}),
+        (count_rows, {"aggregation": SUM}),
+        (count_rows, {"aggregation": SUM, "synchronization": ON_READ}),
+        (update_running_mean, {"aggregation": MEAN}),
+        (update_running_mean, {"aggregation": MEAN, "synchronization": ON_READ}),
         (lambda self, x: self.state.assign_add(1.0), {"aggregation": FIRST}),
     ],
 )
 def test_a_declared_aggregation_gives_the_value_of_one_device(update, declared, two_replicas):
-    alone = trained(update, "default", declared=declared)
-    assert trained(update, two_replicas, declared=declared) == pytest.approx(alone, rel=1e-6)
-    if update is counted_rows:
-        assert alone == 3 * BATCH
+    expected = trained(update, "default", declared=declared)
+    assert trained(update, two_replicas, declared=declared) == pytest.approx(expected, rel=1e-6)
+    if update is count_rows:
+        assert expected == 3 * BATCH
 
 
-def test_a_value_made_of_other_variables_is_equal_on_all_replicas(two_replicas):
+def test_a_value_computed_from_other_variables_is_equal_on_all_replicas(two_replicas):
     def average(self, x):
         self.state.assign(0.9 * self.state + 0.1 * self.model.trainable_variables[0].value)
 
-    results = [
+    trainers = [
         trainer_of(average, strategy, start=tf.zeros([FEATURES, 16]))
         for strategy in ("default", two_replicas)
     ]
-    for trainer in results:
+    for trainer in trainers:
         trainer.train(3)
-    alone, both = (trainer.state.numpy() for trainer in results)
-    assert abs(alone - both).max() < 1e-6 < abs(alone).max()
+    expected, value = (trainer.state.numpy() for trainer in trainers)
+    assert abs(expected - value).max() < 1e-6 < abs(expected).max()
 
 
 class Counting(keras.layers.Layer):
-    """Counts its rows and keeps a running mean of its inputs."""
+    """A layer with a running mean of its inputs."""
 
-    def __init__(self, aggregation, **more):
+    def __init__(self, aggregation, **options):
         super().__init__()
         self.rows = self.add_weight(shape=(), initializer="zeros", trainable=False, aggregation=aggregation)
 
@@ -141,10 +141,10 @@ def layered(aggregation, strategy):
     return float(tf.convert_to_tensor(trainer.layer.rows.value))
 
 
-def test_a_layer_with_state_of_its_own_is_refused_until_it_declares_an_aggregation(two_replicas):
-    with pytest.raises(ctl.UsageError, match="no aggregation.*add_weight") as refused:
+def test_a_layer_with_its_own_state_is_refused_until_it_declares_an_aggregation(two_replicas):
+    with pytest.raises(ctl.UsageError, match="no aggregation.*add_weight") as raised:
         layered("none", two_replicas)
-    assert "Arguments received by" not in str(refused.value)
+    assert "Arguments received by" not in str(raised.value)
     assert layered("mean", two_replicas) == pytest.approx(layered("mean", "default"), rel=1e-6)
 
 
@@ -170,11 +170,11 @@ def test_a_keras_variable_that_would_add_up_totals_is_refused(two_replicas):
 
 @pytest.mark.parametrize("framework", ["keras3", "tf_keras", "module"])
 def test_optimizers_dropout_and_synchronized_statistics_are_not_refused(framework, two_replicas):
-    class Usual(Small):
+    class WithStandardLayers(Small):
         def build(self):
             super().build()
             if framework == "keras3":
                 layers = [keras.layers.BatchNormalization(synchronized=True), keras.layers.Dropout(0.5)]
                 self.model = keras.Sequential([keras.Input((FEATURES,)), *layers, self.model])
 
-    Usual(framework, "adam", strategy=two_replicas, writers=[]).train(2)
+    WithStandardLayers(framework, "adam", strategy=two_replicas, writers=[]).train(2)

@@ -1,4 +1,4 @@
-"""Sparse gradients: those of an embedding give the numbers of dense ones, on any number of replicas."""
+"""Sparse gradients of embeddings: results equal those of dense gradients on any number of replicas."""
 
 import ctl
 import keras
@@ -12,7 +12,7 @@ from test_gradients import NO_SAVE, assert_equal, trained, with_gradients
 
 
 class Words(ctl.Trainer):
-    """An embedding, whose gradient is sparse; every word comes several times."""
+    """An embedding with a sparse gradient; every token occurs several times."""
 
     def build(self):
         start = np.random.default_rng(0).normal(size=[10, 3]).astype(np.float32)
@@ -36,8 +36,8 @@ class Words(ctl.Trainer):
 
 def test_the_sparse_gradient_of_an_embedding_is_that_of_one_device(two_replicas):
     changed = with_gradients(Words, clip_norm=0.5)
-    one = trained(changed(strategy="default", global_batch_size=8))
-    assert_equal(one, trained(changed(strategy=two_replicas, global_batch_size=8)), atol=1e-5)
+    expected = trained(changed(strategy="default", global_batch_size=8))
+    assert_equal(expected, trained(changed(strategy=two_replicas, global_batch_size=8)), atol=1e-5)
 
 
 def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one():
@@ -48,8 +48,8 @@ def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one():
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_sparse_gradients_are_summed_in_long_loops_too(two_replicas, fixed):
-    words = np.random.default_rng(0).integers(0, 50, (42, 6))
-    words[:20] %= 5  # rows that come often: another number of different ones in every batch
+    token_ids = np.random.default_rng(0).integers(0, 50, (42, 6))
+    token_ids[:20] %= 5  # frequent rows: the number of distinct rows differs between batches
 
     class Words(Small):
         def build(self):
@@ -61,18 +61,18 @@ def test_sparse_gradients_are_summed_in_long_loops_too(two_replicas, fixed):
             self.optimizer = keras.optimizers.SGD(0.5)
 
         def train_data(self, batch_size):
-            arrays = words, words[:, 0] % 4
+            arrays = token_ids, token_ids[:, 0] % 4
             if fixed:
                 return ctl.from_arrays(arrays, batch_size)
             return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size).repeat()
 
-    found = []
+    results = []
     for strategy in ("default", two_replicas):
         trainer = Words(strategy=strategy, global_batch_size=8, writers=[],
                         intervals=ctl.Intervals(steps_per_loop=12, save=ctl.Every()))  # fmt: skip
         trainer.train(24)
-        found.append(weights(trainer))
-    for a, b in zip(*found, strict=True):
+        results.append(weights(trainer))
+    for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
@@ -97,89 +97,89 @@ def test_variables_of_two_precisions_are_updated_and_clipped_together():
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_a_run_resumed_on_replicas_with_unequal_shares_goes_on_as_on_one_device(
+def test_a_run_resumed_on_replicas_with_unequal_shares_equals_one_device(
     two_replicas, in_memory, tmp_path
 ):
-    one = unequal_shares.outcome("default", 6, in_memory)
+    expected = unequal_shares.outcome("default", 6, in_memory)
     unequal_shares.outcome("default", 3, in_memory, str(tmp_path))
-    two = unequal_shares.outcome(two_replicas, 6, in_memory, str(tmp_path))
-    np.testing.assert_allclose(two["losses"], one["losses"][3:], atol=1e-4)
-    np.testing.assert_allclose(two["weights"], one["weights"], atol=1e-5)
+    resumed = unequal_shares.outcome(two_replicas, 6, in_memory, str(tmp_path))
+    np.testing.assert_allclose(resumed["losses"], expected["losses"][3:], atol=1e-4)
+    np.testing.assert_allclose(resumed["weights"], expected["weights"], atol=1e-5)
 
 
-@pytest.mark.parametrize("wide", some_of([tf.float16, tf.float64], tf.float16))
-def test_rows_travel_in_the_dtype_of_their_table(two_replicas, wide):
-    """And numbers of rows beyond 2^20, which no float16 can hold."""
+@pytest.mark.parametrize("dtype", some_of([tf.float16, tf.float64], tf.float16))
+def test_rows_travel_in_the_dtype_of_their_table(two_replicas, dtype):
+    """The row numbers exceed 2^20, which float16 cannot represent."""
 
-    class Far(Words):
+    class ManyRows(Words):
         def build(self):
             self.model = tf.Module()
-            self.model.table = tf.Variable(tf.zeros([(1 << 20) + 50, 2], wide))
+            self.model.table = tf.Variable(tf.zeros([(1 << 20) + 50, 2], dtype))
             self.optimizer = keras.optimizers.SGD(1.0)
             self.optimizer.build([self.model.table])
 
         def train_step(self, ids):
             with tf.GradientTape() as tape:
                 rows = tf.nn.embedding_lookup(self.model.table, ids + (1 << 20))
-                scores = tf.reduce_sum(rows * tf.cast([1, 3], wide), axis=[1, 2])
+                scores = tf.reduce_sum(rows * tf.cast([1, 3], dtype), axis=[1, 2])
                 loss = self.average(scores)
             self.minimize(loss, tape)
             return {"loss": scores}
 
     ids = np.random.default_rng(1).integers(0, 4, [64, 5])[:8]
-    counts = np.bincount(ids.ravel(), minlength=4)
+    token_counts = np.bincount(ids.ravel(), minlength=4)
     for strategy in ("default", two_replicas):
-        trainer = Far(strategy=strategy, global_batch_size=8, **NO_SAVE)
+        trainer = ManyRows(strategy=strategy, global_batch_size=8, **NO_SAVE)
         trainer.train_data = lambda batch_size: tf.data.Dataset.from_tensor_slices(ids).batch(8)
         trainer.train(1)
         table = trainer.model.table.numpy()
-        np.testing.assert_allclose(table[1 << 20 :][:4], -counts[:, None] / 8 * [1, 3], atol=1e-2)
+        np.testing.assert_allclose(table[1 << 20 :][:4], -token_counts[:, None] / 8 * [1, 3], atol=1e-2)
         assert not table[: 1 << 20].any()
 
 
 @pytest.mark.parametrize("where", ["default", "two"])
 def test_a_compiled_step_has_sparse_gradients_too(two_replicas, where):
-    kinds = []
+    gradient_types = []
 
-    class Seen(keras.optimizers.SGD):
+    class Recording(keras.optimizers.SGD):
         def apply(self, gradients, variables=None):
-            kinds.extend(type(g) for g in gradients)
+            gradient_types.extend(type(g) for g in gradients)
             return super().apply(gradients, variables)
 
     class Lazy(Words):
         def build(self):
             super().build()
-            self.optimizer = Seen(0.01)
+            self.optimizer = Recording(0.01)
             self.optimizer.build([self.model.table])
 
     strategy = two_replicas if where == "two" else "default"
-    plain = trained(Lazy(strategy=strategy, global_batch_size=8))
+    uncompiled = trained(Lazy(strategy=strategy, global_batch_size=8))
     compiled = trained(Lazy(strategy=strategy, global_batch_size=8, jit_compile=True))
-    assert set(kinds) == {tf.IndexedSlices}
-    assert_equal(plain, compiled, atol=1e-5)
+    assert set(gradient_types) == {tf.IndexedSlices}
+    assert_equal(uncompiled, compiled, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_fit_with_an_embedding_and_short_batches_is_that_of_keras(two_replicas):
-    words = np.random.default_rng(0).integers(0, 50, (44, 6))
-    words[:20] %= 5
-    tags = words[:, 0] % 4
+    token_ids = np.random.default_rng(0).integers(0, 50, (44, 6))
+    token_ids[:20] %= 5
+    tags = token_ids[:, 0] % 4
 
-    def model():
+    def make_model():
         keras.utils.set_random_seed(1)
-        made = keras.Sequential([
+        model = keras.Sequential([
             keras.Input((6,)), keras.layers.Embedding(50, 4), keras.layers.Flatten(), keras.layers.Dense(4),
         ])  # fmt: skip
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        made.compile(keras.optimizers.Adam(0.05), loss)
-        return made
+        model.compile(keras.optimizers.Adam(0.05), loss)
+        return model
 
-    expected = model().fit(words, tags, batch_size=8, epochs=4, shuffle=False, verbose=0)
+    expected = make_model().fit(token_ids, tags, batch_size=8, epochs=4, shuffle=False, verbose=0)
     with two_replicas.scope():
-        mine = model()
-    data = tf.data.Dataset.from_tensor_slices((words, tags)).batch(8)
-    found = ctl.fit(mine, data, epochs=4, verbose=0)
-    np.testing.assert_allclose(found.history["loss"], expected.history["loss"], atol=1e-5)
+        model = make_model()
+    data = tf.data.Dataset.from_tensor_slices((token_ids, tags)).batch(8)
+    history = ctl.fit(model, data, epochs=4, verbose=0)
+    np.testing.assert_allclose(history.history["loss"], expected.history["loss"], atol=1e-5)
 
 
 OPTIMIZERS = {
@@ -188,8 +188,9 @@ OPTIMIZERS = {
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "ftrl": lambda: keras.optimizers.Ftrl(0.1),
 }
-CASES = [(name, yes) for name in OPTIMIZERS for yes in (True, False)]  # yes: sizes are known, rows merged
-# 256 rows a batch for a table of 3 rows: as a dense table they would be much less to send
+# (optimizer, whether batch sizes are static or rows are merged)
+CASES = [(name, value) for name in OPTIMIZERS for value in (True, False)]
+# 256 rows per batch for a table of 3 rows: a dense gradient would be much smaller to send
 LABELS = np.random.default_rng(0).integers(0, 3, (1000, 1))
 TARGETS = np.float32(LABELS + np.random.default_rng(1).normal(size=(1000, 4)))
 
@@ -204,23 +205,23 @@ def small_table(optimizer):
 
 @pytest.mark.parametrize("case", some_of(CASES, ("adam", False), ("adagrad", True)), ids=str)
 def test_fit_updates_a_small_table_as_keras_does(two_replicas, case):
-    optimizer, known = case
-    count = 768 if known else 1000
+    optimizer, is_static = case
+    count = 768 if is_static else 1000
     arrays = LABELS[:count], TARGETS[:count]
-    how = {"epochs": 5, "shuffle": False, "verbose": 0}
-    expected = small_table(optimizer).fit(*arrays, batch_size=256, **how)
+    fit_options = {"epochs": 5, "shuffle": False, "verbose": 0}
+    expected = small_table(optimizer).fit(*arrays, batch_size=256, **fit_options)
     with two_replicas.scope():
         model = small_table(optimizer)
-    if known:
-        found = ctl.fit(model, *arrays, batch_size=256, **how)
+    if is_static:
+        history = ctl.fit(model, *arrays, batch_size=256, **fit_options)
     else:
-        found = ctl.fit(model, tf.data.Dataset.from_tensor_slices(arrays).batch(256), epochs=5, verbose=0)
-    np.testing.assert_allclose(found.history["loss"], expected.history["loss"], rtol=1e-5)
+        history = ctl.fit(model, tf.data.Dataset.from_tensor_slices(arrays).batch(256), epochs=5, verbose=0)
+    np.testing.assert_allclose(history.history["loss"], expected.history["loss"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", some_of(CASES, ("adam", True)), ids=str)
 def test_every_way_of_sending_rows_gives_the_update_of_one_device(two_replicas, case):
-    """A table smaller and one larger than its rows, in batches whose size is known and unknown."""
+    """One table has fewer rows than the gradient, one has more; batches have static and dynamic sizes."""
     optimizer, merge_rows = case
 
     class Tables(ctl.Trainer):
@@ -233,15 +234,15 @@ def test_every_way_of_sending_rows_gives_the_update_of_one_device(two_replicas, 
             self.gradients = ctl.Gradients(merge_rows=merge_rows)
 
         def train_data(self, batch_size):
-            words = np.random.default_rng(1).integers(0, 3, [8 * batch_size - 10, 4])
+            token_ids = np.random.default_rng(1).integers(0, 3, [8 * batch_size - 10, 4])
             if self.is_static:
-                return ctl.from_arrays(words[: 7 * batch_size], batch_size, shuffle=False)
-            return tf.data.Dataset.from_tensor_slices(words).batch(batch_size)
+                return ctl.from_arrays(token_ids[: 7 * batch_size], batch_size, shuffle=False)
+            return tf.data.Dataset.from_tensor_slices(token_ids).batch(batch_size)
 
-        def train_step(self, words):
+        def train_step(self, token_ids):
             with tf.GradientTape() as tape:
                 rows = [
-                    tf.nn.embedding_lookup(t, words * f)
+                    tf.nn.embedding_lookup(t, token_ids * f)
                     for t, f in zip(self.model.tables, (1, 900), strict=True)
                 ]
                 scores = {"loss": tf.add_n([tf.reduce_sum((r - 1.0) ** 2, axis=[1, 2]) for r in rows])}
@@ -250,10 +251,10 @@ def test_every_way_of_sending_rows_gives_the_update_of_one_device(two_replicas, 
             return scores
 
     for is_static in (True, False):
-        found = []
+        results = []
         for strategy in ("default", two_replicas):
             trainer = Tables(strategy=strategy, global_batch_size=64, **NO_SAVE)
             trainer.is_static = is_static
             trainer.train(7)
-            found.append([t.numpy() for t in trainer.model.tables])
-        assert_equal(*found, atol=2e-6)
+            results.append([t.numpy() for t in trainer.model.tables])
+        assert_equal(*results, atol=2e-6)

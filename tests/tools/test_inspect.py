@@ -1,4 +1,4 @@
-"""`ctl inspect` tells what is in a model_dir and changes nothing."""
+"""`ctl inspect`: report of a model_dir without changes."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ def run(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "run")
 
 
-def inspect(capsys, *arguments):
+def run_inspect(capsys, *arguments):
     code = cli.main(["inspect", *map(str, arguments)])
     return code, capsys.readouterr()
 
@@ -36,8 +36,8 @@ def inspect(capsys, *arguments):
 def test_the_table_is_aligned_and_complete(run, capsys):
     (run / "checkpoints" / "tmp-ckpt-7").mkdir()
     before = sorted(run.rglob("*"))
-    code, said = inspect(capsys, run, "--best=loss")
-    lines = said.out.splitlines()
+    code, printed = run_inspect(capsys, run, "--best=loss")
+    lines = printed.out.splitlines()
     assert code == 0 and lines[0] == str(run / "checkpoints")
     assert lines[1].split() == ["step", "saved", "size", "files", "verified", "best", "metrics"]
     rows = [line.split() for line in lines[2:5]]
@@ -51,65 +51,65 @@ def test_the_table_is_aligned_and_complete(run, capsys):
 
 
 def test_the_json_is_one_object(run, capsys):
-    code, said = inspect(capsys, run, "--json", "--verify", "--variables")
-    found = json.loads(said.out)
+    code, printed = run_inspect(capsys, run, "--json", "--verify", "--variables")
+    report = json.loads(printed.out)
     assert code == 0
-    assert [c["step"] for c in found["checkpoints"]] == [2, 4, 6]
-    assert {c["verified"] for c in found["checkpoints"]} == {"ok"}
-    newest = found["checkpoints"][-1]
+    assert [c["step"] for c in report["checkpoints"]] == [2, 4, 6]
+    assert {c["verified"] for c in report["checkpoints"]} == {"ok"}
+    newest = report["checkpoints"][-1]
     assert newest["files"] == ["state.data-00000-of-00001", "state.index"]
     assert newest["bytes"] == sum(
         (run / "checkpoints" / "ckpt-6" / n).stat().st_size for n in newest["files"]
     )
-    assert found["variables"]["model/sequential/dense/kernel"] == {
+    assert report["variables"]["model/sequential/dense/kernel"] == {
         "dtype": "float32", "shape": [8, 16]
     }  # fmt: skip
-    assert found["lock"]["state"] == "ended" and found["lock"]["alive"] is False
-    assert "model/sequential/dense/kernel" in inspect(capsys, run, "--variables")[1].out
-    assert "variables" not in json.loads(inspect(capsys, run, "--json")[1].out)
+    assert report["lock"]["state"] == "ended" and report["lock"]["alive"] is False
+    assert "model/sequential/dense/kernel" in run_inspect(capsys, run, "--variables")[1].out
+    assert "variables" not in json.loads(run_inspect(capsys, run, "--json")[1].out)
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES))
-def test_damage_is_found_where_it_is_looked_for(run, capsys, damage):
+def test_damage_is_detected_with_verify(run, capsys, damage):
     DAMAGES[damage](run / "checkpoints" / "ckpt-4")
-    assert inspect(capsys, run)[0] == 0
-    code, said = inspect(capsys, run / "checkpoints", "--verify")
+    assert run_inspect(capsys, run)[0] == 0
+    code, printed = run_inspect(capsys, run / "checkpoints", "--verify")
     assert code == 1
-    [line] = [line for line in said.out.splitlines() if line.split()[0] == "4"]
+    [line] = [line for line in printed.out.splitlines() if line.split()[0] == "4"]
     assert " ok" not in line and any(w in line for w in ("state.", "manifest", "missing"))
-    assert sum(" ok" in line for line in said.out.splitlines()) == 2
+    assert sum(" ok" in line for line in printed.out.splitlines()) == 2
 
 
-def test_what_was_set_aside_is_named(run, capsys):
+def test_damaged_checkpoints_are_named(run, capsys):
     DAMAGES["truncated"](run / "checkpoints" / "ckpt-6")
     options = dict(optimizer="adam", strategy="default", writers=[], intervals=every_step())
     Small(model_dir=str(run), **options).train(6)
-    code, said = inspect(capsys, run, "--verify")
-    assert code == 0 and "damaged: ckpt-6" in said.out
+    code, printed = run_inspect(capsys, run, "--verify")
+    assert code == 0 and "damaged: ckpt-6" in printed.out
 
 
 def test_a_path_that_is_no_model_dir_is_refused(tmp_path, capsys):
     for path in (tmp_path, tmp_path / "not", "ram://nothing/here"):
-        code, said = inspect(capsys, path)
-        assert code == 2 and "is not a model_dir; expected" in said.err and said.out == ""
-    with pytest.raises(SystemExit) as caught:
-        inspect(capsys)
-    assert caught.value.code == 2
+        code, printed = run_inspect(capsys, path)
+        assert code == 2 and "is not a model_dir; expected" in printed.err and printed.out == ""
+    with pytest.raises(SystemExit) as raised:
+        run_inspect(capsys)
+    assert raised.value.code == 2
 
 
 def test_numbers_that_are_not_finite_are_json(run):
-    seen = inspect_command.inspect_run(run / "checkpoints")
-    seen["checkpoints"][0]["metrics"] = {"loss": inspect_command._to_json_number(float("nan"))}
-    assert "NaN" not in json.dumps(seen) and "loss=nan" in inspect_command.inspection_text(seen, 0.0)
+    report = inspect_command.inspect_run(run / "checkpoints")
+    report["checkpoints"][0]["metrics"] = {"loss": inspect_command._to_json_number(float("nan"))}
+    assert "NaN" not in json.dumps(report) and "loss=nan" in inspect_command.inspection_text(report, 0.0)
 
 
-def test_looking_at_local_files_needs_no_tensorflow(run):
+def test_inspection_of_local_files_does_not_import_tensorflow(run):
     code = (
         "import sys; from ctl import cli; assert cli.main(sys.argv[1:]) == 0; "
         "assert 'tensorflow' not in sys.modules"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, "inspect", str(run), "--verify"], env=environment(),
         timeout=60, check=False, capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""`ctl profile -- command` becomes the command, which measures; and words that cannot be used."""
+"""`ctl profile -- command`: execution of the command with a request to measure, and invalid arguments."""
 
 import sys
 
@@ -7,28 +7,29 @@ from ctl import cli
 from ctl.profiling.profile_report import PROFILE_VARIABLE
 
 
-def become(monkeypatch, *words):
-    seen = []
-    monkeypatch.setattr("os.execvpe", lambda *what: seen.append(what))
-    cli.main(["profile", *words])
-    return seen[0]
+def run_profile(monkeypatch, *arguments):
+    calls = []
+    monkeypatch.setattr("os.execvpe", lambda *args: calls.append(args))
+    cli.main(["profile", *arguments])
+    return calls[0]
 
 
-def test_the_command_gets_the_request_and_its_own_words(monkeypatch, tmp_path):
+def test_the_command_gets_the_request_and_its_own_arguments(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    path, words, environ = become(monkeypatch, "--json=p.json", "--", sys.executable, "-m", "models.mnist")
-    assert (path, words) == (sys.executable, [sys.executable, "-m", "models.mnist"])
+    arguments = ["--json=p.json", "--", sys.executable, "-m", "models.mnist"]
+    path, command, environ = run_profile(monkeypatch, *arguments)
+    assert (path, command) == (sys.executable, [sys.executable, "-m", "models.mnist"])
     assert environ[PROFILE_VARIABLE] == str(tmp_path / "p.json")
-    assert become(monkeypatch, "--", sys.executable)[2][PROFILE_VARIABLE] == "-"
+    assert run_profile(monkeypatch, "--", sys.executable)[2][PROFILE_VARIABLE] == "-"
 
 
-def test_a_sentence_at_the_start_says_which_commands_print_no_table(monkeypatch, capsys):
-    become(monkeypatch, "--", sys.executable, "hi.py")
+def test_a_message_at_the_start_names_commands_without_a_table(monkeypatch, capsys):
+    run_profile(monkeypatch, "--", sys.executable, "hi.py")
     assert "A command that does not train with ctl prints no table." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "error_message"),
     [
         ([], "no command was given after `--`"),
         (["--"], "no command was given after `--`"),
@@ -37,10 +38,10 @@ def test_a_sentence_at_the_start_says_which_commands_print_no_table(monkeypatch,
         (["--", "no-such-program"], "was not found"),
     ],
 )
-def test_words_that_cannot_be_used_are_one_sentence(capsys, words, said):
-    assert cli.main(["profile", *words]) == 2
+def test_unusable_arguments_are_refused_with_one_message(capsys, arguments, error_message):
+    assert cli.main(["profile", *arguments]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("ctl profile: ") and said in err and "Traceback" not in err
+    assert err.startswith("ctl profile: ") and error_message in err and "Traceback" not in err
 
 
 def test_help_shows_both_forms_with_the_launcher(capsys):

@@ -1,4 +1,4 @@
-"""`ctl sweep`: one run per combination, some at a time; the rest when it is started again."""
+"""`ctl sweep`: one run per combination, parallel runs, and a restart with the remaining runs."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 
 PROGRAM = """
 import json, os, signal, subprocess, sys, threading, time
-flags = dict(word[2:].split("=", 1) for word in sys.argv[1:])
+flags = dict(argument[2:].split("=", 1) for argument in sys.argv[1:])
 directory = flags["model_dir"]
 print("began", flags, flush=True)
 if "slow" in flags and flags["rate"] == flags["slow"]:  # ends normally after a signal
@@ -49,8 +49,8 @@ def program(tmp_path):
     return [sys.executable, str(path), "--bad=never"]
 
 
-def swept(words, cwd):
-    return run([sys.executable, "-m", "ctl", "sweep", *words], env=environment(), cwd=cwd)
+def run_sweep(arguments, cwd):
+    return run([sys.executable, "-m", "ctl", "sweep", *arguments], env=environment(), cwd=cwd)
 
 
 def state(directory):
@@ -58,83 +58,83 @@ def state(directory):
 
 
 def test_each_combination_runs_once_and_the_best_comes_first(tmp_path, program):
-    done = swept(["--", *program, "--rate=0.5,0.25", "--name=a,bc", "--fixed=1"], tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
+    result = run_sweep(["--", *program, "--rate=0.5,0.25", "--name=a,bc", "--fixed=1"], tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0] == ["rate", "name", "loss", "accuracy", "step", "exit", "code"]
     assert [line[:3] for line in lines[1:5]] == [
         ["0.25", "a", "1.25"], ["0.5", "a", "1.5"], ["0.25", "bc", "2.25"], ["0.5", "bc", "2.5"],
     ]  # fmt: skip
     assert lines[-1] == ["tensorboard", "--logdir", "sweep"]
-    found = state(tmp_path / "sweep")
-    assert list(found)[:2] == ["rate=0.5,name=a", "rate=0.5,name=bc"]
-    one = found["rate=0.25,name=a"]
-    assert one["exit_code"] == 0 and one["settings"] == {"rate": "0.25", "name": "a"}
-    assert one["metrics"] == {"step": 2, "loss": 1.25, "accuracy": -0.25}
+    runs = state(tmp_path / "sweep")
+    assert list(runs)[:2] == ["rate=0.5,name=a", "rate=0.5,name=bc"]
+    best = runs["rate=0.25,name=a"]
+    assert best["exit_code"] == 0 and best["settings"] == {"rate": "0.25", "name": "a"}
+    assert best["metrics"] == {"step": 2, "loss": 1.25, "accuracy": -0.25}
     log = (tmp_path / "sweep" / "rate=0.25,name=a" / "console.log").read_text()
     assert "'fixed': '1'" in log
 
 
-def test_the_largest_may_be_the_best_and_model_dir_says_where(tmp_path, program):
+def test_the_largest_metric_may_be_the_best_and_model_dir_is_the_directory(tmp_path, program):
     where = tmp_path / "here"
-    words = [*program, f"--model_dir={where}", "--rate=0.5,0.25,0.75"]
-    done = swept(["--metric=accuracy", "--max", "--", *words], tmp_path)
-    assert [line.split()[0] for line in done.stdout.splitlines()[1:4]] == ["0.25", "0.5", "0.75"]
+    command = [*program, f"--model_dir={where}", "--rate=0.5,0.25,0.75"]
+    result = run_sweep(["--metric=accuracy", "--max", "--", *command], tmp_path)
+    assert [line.split()[0] for line in result.stdout.splitlines()[1:4]] == ["0.25", "0.5", "0.75"]
     assert set(state(where)) == {"rate=0.5", "rate=0.25", "rate=0.75"}
     assert not (tmp_path / "sweep").exists()
 
 
-def test_what_has_ended_well_is_left_out_and_what_failed_is_not(tmp_path, program):
-    words = ["--", *program[:2], "--bad=0.5", "--rate=0.5,0.25"]
-    first = swept(words, tmp_path)
+def test_completed_runs_are_skipped_and_failed_runs_are_repeated(tmp_path, program):
+    arguments = ["--", *program[:2], "--bad=0.5", "--rate=0.5,0.25"]
+    first = run_sweep(arguments, tmp_path)
     assert first.returncode == 1
     assert "rate=0.5 failed: exit code 1; see sweep/rate=0.5/console.log" in first.stderr
     assert "cannot" in (tmp_path / "sweep/rate=0.5/console.log").read_text()
-    again = swept(words, tmp_path)
-    assert again.returncode == 1 and "2 runs, 1 already completed" in again.stderr
+    second = run_sweep(arguments, tmp_path)
+    assert second.returncode == 1 and "2 runs, 1 already completed" in second.stderr
     logs = [(tmp_path / f"sweep/rate={r}/console.log").read_text() for r in ("0.5", "0.25")]
     assert [log.count("began") for log in logs] == [2, 1]
-    other = swept([*words, "--more=1"], tmp_path)  # another command: nothing of it is done
+    other = run_sweep([*arguments, "--more=1"], tmp_path)  # another command has no completed runs
     assert "already completed" not in other.stderr
 
 
 def test_a_metric_that_no_run_has_ends_the_sweep_after_the_first_run(tmp_path, program):
-    done = swept(["--metric=acc", "--", *program, "--rate=1,2,3"], tmp_path)
-    assert done.returncode == 2 and done.stdout == ""
-    assert "--metric=acc is not reported by the run rate=1; expected one of loss, accuracy" in done.stderr
+    result = run_sweep(["--metric=acc", "--", *program, "--rate=1,2,3"], tmp_path)
+    assert result.returncode == 2 and result.stdout == ""
+    assert "--metric=acc is not reported by the run rate=1; expected one of loss, accuracy" in result.stderr
     runs = state(tmp_path / "sweep")
     assert [run["exit_code"] for run in runs.values()] == [0, None, None]
-    again = swept(["--metric=accuracy", "--max", "--", *program, "--rate=1,2,3"], tmp_path)
-    assert again.returncode == 0 and "3 runs, 1 already completed" in again.stderr
+    second = run_sweep(["--metric=accuracy", "--max", "--", *program, "--rate=1,2,3"], tmp_path)
+    assert second.returncode == 0 and "3 runs, 1 already completed" in second.stderr
 
 
 def test_a_run_that_ends_while_a_sweep_without_its_metric_stops_is_recorded(tmp_path, program):
     command = [*program, "--slow=2", "--rate=1,2"]
-    result = swept(["--metric=acc", "--jobs=2", "--", *command], tmp_path)
+    result = run_sweep(["--metric=acc", "--jobs=2", "--", *command], tmp_path)
     assert result.returncode == 2 and "--metric=acc is not reported by the run rate=1" in result.stderr
     runs = state(tmp_path / "sweep")
     assert [run["exit_code"] for run in runs.values()] == [0, 0]
     assert runs["rate=2"]["metrics"]["loss"] == 2.0
 
 
-def test_a_comma_of_a_value_stays(tmp_path, program):
-    done = swept(["--", *program, r"--name=a\,b,c", r"--list=x\,y"], tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = state(tmp_path / "sweep")
-    assert [one["settings"]["name"] for one in found.values()] == ["a,b", "c"]
+def test_an_escaped_comma_is_part_of_the_value(tmp_path, program):
+    result = run_sweep(["--", *program, r"--name=a\,b,c", r"--list=x\,y"], tmp_path)
+    assert result.returncode == 0, result.stderr
+    runs = state(tmp_path / "sweep")
+    assert [record["settings"]["name"] for record in runs.values()] == ["a,b", "c"]
     logs = [path.read_text() for path in (tmp_path / "sweep").glob("*/console.log")]
     assert len(logs) == 2 and all("'list': 'x,y'" in log for log in logs)
 
 
 def test_a_secret_of_the_command_is_in_no_file(tmp_path):
-    done = swept(["--", sys.executable, "-c", "pass", "--token=hunter2", "--seed=1,2"], tmp_path)
-    assert done.returncode == 0 and "hunter2" not in done.stdout + done.stderr
+    result = run_sweep(["--", sys.executable, "-c", "pass", "--token=hunter2", "--seed=1,2"], tmp_path)
+    assert result.returncode == 0 and "hunter2" not in result.stdout + result.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 3 and not any(b"hunter2" in path.read_bytes() for path in files)
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("arguments", "error_message"),
     [
         ([], "no command was given after"),
         (["--"], "no command was given after"),
@@ -148,68 +148,68 @@ def test_a_secret_of_the_command_is_in_no_file(tmp_path):
         (["--jops=2", "--", sys.executable, "--a=1,2"], "--jops=2"),
     ],
 )
-def test_bad_input_ends_before_any_run(tmp_path, words, part):
-    done = swept(words, tmp_path)
-    assert done.returncode == 2 and part in done.stderr and not done.stdout
+def test_invalid_arguments_are_refused_before_any_run(tmp_path, arguments, error_message):
+    result = run_sweep(arguments, tmp_path)
+    assert result.returncode == 2 and error_message in result.stderr and not result.stdout
     assert not list(tmp_path.iterdir())
 
 
 def test_a_state_that_is_damaged_is_not_overwritten(tmp_path, program):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/sweep.json").write_text("{")
-    done = swept(["--", *program, "--rate=1,2"], tmp_path)
-    assert done.returncode == 2 and "sweep.json cannot be read" in done.stderr
+    result = run_sweep(["--", *program, "--rate=1,2"], tmp_path)
+    assert result.returncode == 2 and "sweep.json cannot be read" in result.stderr
     assert (tmp_path / "sweep/sweep.json").read_text() == "{"
 
 
-def until(condition, secs=120):
+def wait_until(condition, secs=120):
     end = time.monotonic() + secs
     while not condition():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "timeout"
         time.sleep(0.02)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_runs_at_a_time_and_a_signal(tmp_path, program, signum):
-    go = tmp_path / "go"
-    words = ["--jobs=2", "--", *program, "--rate=1,2,3", f"--wait={go}"]
-    command = [sys.executable, "-m", "ctl", "sweep", *words]
+def test_parallel_runs_end_with_a_signal_and_a_second_sweep_completes_them(tmp_path, program, signum):
+    release_file = tmp_path / "go"
+    arguments = ["--jobs=2", "--", *program, "--rate=1,2,3", f"--wait={release_file}"]
+    command = [sys.executable, "-m", "ctl", "sweep", *arguments]
     with (tmp_path / "out").open("wb") as out:
         sweep = start(command, env=environment(), cwd=tmp_path, stdout=out, stderr=out)
     waits = [tmp_path / f"sweep/rate={i}/waits" for i in (1, 2, 3)]
-    until(lambda: waits[0].exists() and waits[1].exists())
+    wait_until(lambda: waits[0].exists() and waits[1].exists())
     assert not waits[2].exists()
     sweep.send_signal(signum)
     code = sweep.wait(120)
     assert code == (-9 if signum == signal.SIGKILL else 128 + signum)
-    running = f"--wait={go}".encode()
+    flag = f"--wait={release_file}".encode()
 
-    def none_is_left():
-        found = []
+    def no_process_is_running():
+        has_flag = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
                 with open(f"/proc/{pid}/cmdline", "rb") as file:
-                    found.append(running in file.read().split(b"\0"))
+                    has_flag.append(flag in file.read().split(b"\0"))
             except OSError:
                 continue
-        return not any(found)
+        return not any(has_flag)
 
-    until(none_is_left)
-    go.touch()
-    again = swept(words, tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert [one["exit_code"] for one in state(tmp_path / "sweep").values()] == [0, 0, 0]
+    wait_until(no_process_is_running)
+    release_file.touch()
+    second = run_sweep(arguments, tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert [record["exit_code"] for record in state(tmp_path / "sweep").values()] == [0, 0, 0]
 
 
-def test_a_real_training_and_what_tensorboard_compares(tmp_path):
+def test_a_sweep_of_real_trainings_is_shown_in_tensorboard(tmp_path):
     command = [sys.executable, "-m", "models.mnist", "--train_steps=4", "--eval_every_steps=4",
                "--global_batch_size=16", "--export=", f"--model_dir={tmp_path}/runs",
                "--dropout=0,0.5"]  # fmt: skip
-    done = swept(["--metric=accuracy", "--max", "--", *command], ROOT)
-    assert done.returncode == 0, done.stderr
-    found = state(tmp_path / "runs")
-    assert set(found) == {"dropout=0", "dropout=0.5"}
-    assert all({"loss", "accuracy"} <= set(one["metrics"]) for one in found.values())
+    result = run_sweep(["--metric=accuracy", "--max", "--", *command], ROOT)
+    assert result.returncode == 0, result.stderr
+    runs = state(tmp_path / "runs")
+    assert set(runs) == {"dropout=0", "dropout=0.5"}
+    assert all({"loss", "accuracy"} <= set(record["metrics"]) for record in runs.values())
     events = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "runs")).Reload()
     sessions = events.PluginRunToTagToContent("hparams")
     assert {run for run, tags in sessions.items() if "_hparams_/session_start_info" in tags} == {

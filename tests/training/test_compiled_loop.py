@@ -1,4 +1,4 @@
-"""--jit_compile=loop: a loop over data in memory is one XLA program, with the numbers of others."""
+"""--jit_compile=loop: a loop over data in memory is one XLA program with the same results."""
 
 import time
 
@@ -18,9 +18,9 @@ def examples():
 
 
 class Follower(ctl.Trainer):
-    """Weights that follow the examples, so their order is in them; with a metric and a log."""
+    """A model with weights that depend on the order of examples, a metric and a logged value."""
 
-    apart, dropout = False, 0.0
+    epochs_apart, dropout = False, 0.0
     nan_at: int | None = None  # completed steps
 
     def build(self):
@@ -31,19 +31,19 @@ class Follower(ctl.Trainer):
         self.random = keras.layers.Dropout(self.dropout, seed=11)
         self.mean = keras.metrics.Mean()
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        self.seen = tf.Variable(tf.fill([64, BATCH], -1), trainable=False, aggregation=first)
+        self.ids_by_step = tf.Variable(tf.fill([64, BATCH], -1), trainable=False, aggregation=first)
         self.traces = 0
 
     def train_data(self, batch_size):
-        data = ctl.from_arrays(examples(), batch_size, epochs_apart=self.apart)
+        data = ctl.from_arrays(examples(), batch_size, epochs_apart=self.epochs_apart)
         return data.map(lambda batch: (batch["x"] * 2.0, batch["id"]))
 
     def train_step(self, batch):
         self.traces += 1
         x, ids = batch
         row = tf.pad(tf.cast(ids, tf.int32), [[0, BATCH - tf.size(ids)]], constant_values=-1)
-        place, row = self.step_variable[None, None], tf.reshape(row, [1, BATCH])
-        self.seen.assign(tf.tensor_scatter_nd_update(self.seen, place, row))
+        index, row = self.step_variable[None, None], tf.reshape(row, [1, BATCH])
+        self.ids_by_step.assign(tf.tensor_scatter_nd_update(self.ids_by_step, index, row))
         if self.nan_at is not None:
             x = tf.where(tf.equal(self.step_variable, self.nan_at), float("nan"), x)
         x = self.random(x, training=True)
@@ -56,39 +56,39 @@ class Follower(ctl.Trainer):
         return {"distance": distance, "mean": self.mean}
 
 
-def follower(how, kind=Follower, **options):
+def follower(jit_compile, trainer_class=Follower, **options):
     settings = {"strategy": "default", "writers": [], "steps_per_loop": 3, "seed": 5, **options}
-    return kind(jit_compile=how, global_batch_size=BATCH, **settings)
+    return trainer_class(jit_compile=jit_compile, global_batch_size=BATCH, **settings)
 
 
 def state(trainer):
-    return trainer.model.weights.numpy(), trainer.seen.numpy()
+    return trainer.model.weights.numpy(), trainer.ids_by_step.numpy()
 
 
-def same(one, other, *, rtol=1e-5):
-    np.testing.assert_array_equal(one[1], other[1])
-    np.testing.assert_allclose(one[0], other[0], rtol=rtol, atol=rtol / 10)
+def assert_same_state(expected, actual, *, rtol=1e-5):
+    np.testing.assert_array_equal(expected[1], actual[1])
+    np.testing.assert_allclose(expected[0], actual[0], rtol=rtol, atol=rtol / 10)
 
 
-@pytest.mark.parametrize(("apart", "epochs", "parts"), [
+@pytest.mark.parametrize(("epochs_apart", "epochs", "parts"), [
     (False, 1.1, 2), pytest.param(True, 1.5, 1, marks=pytest.mark.slow)
 ])  # fmt: skip
-def test_examples_numbers_and_short_batches_are_those_of_a_loop_that_is_not_compiled(apart, epochs, parts):
-    """In the first case the last batch has one row, so that one of its parts has none."""
+def test_examples_results_and_short_batches_are_those_of_an_uncompiled_loop(epochs_apart, epochs, parts):
+    """In the first case the last batch has one row, so that one of its parts is empty."""
 
     class Case(Follower):
         def build(self):
             super().build()
             self.gradients = ctl.Gradients(accumulate_steps=parts)
 
-    Case.apart = apart
+    Case.epochs_apart = epochs_apart
     off, loop = follower("off", Case), follower("loop", Case)
     means = [trainer.train(epochs=epochs) for trainer in (off, loop)]
-    assert off.step == loop.step == (9 if apart else 7)
-    same(state(off), state(loop))
+    assert off.step == loop.step == (9 if epochs_apart else 7)
+    assert_same_state(state(off), state(loop))
     assert means[1] == pytest.approx(means[0], rel=1e-5)
-    rows = (loop.seen.numpy()[: loop.step] != -1).sum(axis=1)
-    assert set(rows) == ({4, 2} if apart else {2, 1})
+    rows = (loop.ids_by_step.numpy()[: loop.step] != -1).sum(axis=1)
+    assert set(rows) == ({4, 2} if epochs_apart else {2, 1})
 
 
 class Unmapped(Follower):
@@ -99,27 +99,27 @@ class Unmapped(Follower):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_within_an_epoch_with_another_jit_compile(tmp_path):
-    """The masks of dropout too are those of an unbroken run; to the last bit, if all is compiled."""
+def test_a_run_resumes_within_an_epoch_with_another_jit_compile(tmp_path):
+    """The dropout masks are those of an unbroken run; compiled loops give bitwise equal results."""
     trainers, unbroken = {}, {}
-    for how in ("off", "loop"):
-        where = {"model_dir": str(tmp_path / how), "save_every_steps": 4}
-        trainers[how] = follower(how, Unmapped, **where)
-        trainers[how].train(9)
-        unbroken[how] = state(trainers[how])
-    same(unbroken["off"], unbroken["loop"])
-    for first, then in (("off", "loop"), ("loop", "off"), ("loop", "loop")):
-        trainers[then].restore(str(tmp_path / first / "checkpoints/ckpt-4"))
-        trainers[then].seen.assign(tf.fill([64, BATCH], -1))
-        trainers[then].train(9)
-        found = state(trainers[then])
-        assert (found[1][:4] == -1).all() and (found[1][4:9] != -1).all()
-        found[1][:4] = unbroken[then][1][:4]
-        same(found, unbroken[then], rtol=0 if first == then else 1e-5)
+    for jit_compile in ("off", "loop"):
+        options = {"model_dir": str(tmp_path / jit_compile), "save_every_steps": 4}
+        trainers[jit_compile] = follower(jit_compile, Unmapped, **options)
+        trainers[jit_compile].train(9)
+        unbroken[jit_compile] = state(trainers[jit_compile])
+    assert_same_state(unbroken["off"], unbroken["loop"])
+    for first, second in (("off", "loop"), ("loop", "off"), ("loop", "loop")):
+        trainers[second].restore(str(tmp_path / first / "checkpoints/ckpt-4"))
+        trainers[second].ids_by_step.assign(tf.fill([64, BATCH], -1))
+        trainers[second].train(9)
+        resumed = state(trainers[second])
+        assert (resumed[1][:4] == -1).all() and (resumed[1][4:9] != -1).all()
+        resumed[1][:4] = unbroken[second][1][:4]
+        assert_same_state(resumed, unbroken[second], rtol=0 if first == second else 1e-5)
 
 
-class Rich(ctl.Trainer):
-    """What a step may have besides: a Keras model, parts of a batch, EMA, a second optimizer."""
+class ManyFeatures(ctl.Trainer):
+    """A step with a Keras model, gradient accumulation, EMA and a second optimizer."""
 
     def build(self):
         layers = [keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
@@ -144,16 +144,16 @@ class Rich(ctl.Trainer):
             loss = self.average(losses)
         self.minimize(loss, tape, when=self.step_variable % 2 == 0)
         self.minimize(loss, tape, optimizer=self.second)
-        self.log("positive", tf.reduce_sum(tf.cast(y, tf.int32)), reduce="sum")  # means of whole numbers
+        self.log("positive", tf.reduce_sum(tf.cast(y, tf.int32)), reduce="sum")  # means of integers
         return {"loss": losses}
 
 
 @pytest.mark.slow
-def test_what_else_a_step_may_have_gives_the_same_numbers():
-    off, loop = follower("off", Rich), follower("loop", Rich)
+def test_a_step_with_many_features_gives_the_same_results():
+    off, loop = follower("off", ManyFeatures), follower("loop", ManyFeatures)
     means = [trainer.train(7) for trainer in (off, loop)]
     assert means[1] == pytest.approx(means[0], rel=1e-4)
-    assert 0 < means[0]["positive"] < BATCH  # which no share of a count made infinite
+    assert 0 < means[0]["positive"] < BATCH  # finite although one part of a batch is empty
     assert int(off.second.dynamic_scale) == int(loop.second.dynamic_scale) > 4
     pairs = [*zip(off.model.variables, loop.model.variables, strict=True),
              *zip(off.optimizer.variables, loop.optimizer.variables, strict=True)]  # fmt: skip
@@ -166,36 +166,38 @@ class Broken(Follower):
 
 
 def test_the_step_that_is_not_finite_stops_the_run_and_is_not_applied():
-    """The steps after it would be finite, and are not run."""
+    """The later steps would be finite; they do not run."""
     weights, errors = [], []
-    for how in ("off", "loop"):
-        trainer = follower(how, OneBad, strategy="one_device", steps_per_loop=4)
+    for jit_compile in ("off", "loop"):
+        trainer = follower(jit_compile, OneBad, strategy="one_device", steps_per_loop=4)
         with pytest.raises(ctl.NonFiniteError) as raised:
             trainer.train(20)
         errors.append(str(raised.value))
         weights.append(trainer.model.weights.numpy())
         assert 1 < trainer.step < 6 and f"Step {trainer.step + 1}: " in errors[-1]
-        assert trainer.step % 4 < 3  # others follow in the loop
+        assert trainer.step % 4 < 3  # more steps follow in the loop
     assert errors[0] == errors[1]
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)
 
 
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
-def test_a_step_that_is_not_finite_is_left_out_or_taken_back_as_in_a_loop_that_is_not_compiled(
+def test_a_step_that_is_not_finite_is_skipped_or_rolled_back_as_in_an_uncompiled_loop(
     policy, tmp_path, capfd
 ):
-    means, trainers, told = [], [], []
-    for how in ("off", "loop"):
-        where = {"model_dir": str(tmp_path / how), "save_every_steps": 2} if policy == "rollback" else {}
-        kind = OneBad if policy == "rollback" else Broken
-        where |= {"strategy": "mirrored", "devices": ["cpu:0"]} if policy == "skip" else {}
-        trainers.append(follower(how, kind, on_nonfinite=policy, **where))
+    means, trainers, log_lines = [], [], []
+    for jit_compile in ("off", "loop"):
+        saving = {"model_dir": str(tmp_path / jit_compile), "save_every_steps": 2}
+        options = saving if policy == "rollback" else {}
+        trainer_class = OneBad if policy == "rollback" else Broken
+        options |= {"strategy": "mirrored", "devices": ["cpu:0"]} if policy == "skip" else {}
+        trainers.append(follower(jit_compile, trainer_class, on_nonfinite=policy, **options))
         means.append(trainers[-1].train(9))
         lines = capfd.readouterr().err.splitlines()
-        told.append([line for line in lines if line.startswith(("ctl: step", "Step"))])
-    same(*map(state, trainers))
+        log_lines.append([line for line in lines if line.startswith(("ctl: step", "Step"))])
+    assert_same_state(*map(state, trainers))
     assert means[1] == pytest.approx(means[0], rel=1e-5)
-    assert told[0] == told[1] and any("is skipped: loss or gradient is not finite" in t for t in told[1])
+    assert log_lines[0] == log_lines[1]
+    assert any("is skipped: loss or gradient is not finite" in line for line in log_lines[1])
 
 
 class OneBad(Follower):
@@ -217,7 +219,7 @@ def test_loops_of_all_lengths_run_one_program():
     trainer.train(25)
     first, traces = trainer.ends[0], trainer.traces
     loops = np.diff(trainer.ends)
-    assert len(loops) == 12 and np.median(loops) < first - start  # they did not compile anew
+    assert len(loops) == 12 and np.median(loops) < first - start  # no loop was compiled again
     trainer.train(26)
     assert trainer.traces == traces == 1
     with pytest.raises(ctl.UsageError, match="jit_compile was set to False after the model was built"):
@@ -239,7 +241,7 @@ class Strings(Follower):
         return ctl.from_arrays((np.ones((8, 3)), np.array(["a"] * 8)), batch_size)
 
 
-class Chance(Follower):
+class Unseeded(Follower):
     def train_step(self, batch):
         return super().train_step((batch[0] + tf.random.normal([3]), batch[1]))
 
@@ -250,14 +252,14 @@ class Printed(Follower):
         return super().train_step(batch)
 
 
-@pytest.mark.parametrize(("kind", "words"), [
+@pytest.mark.parametrize(("trainer_class", "error_pattern"), [
     (Datasets, "returns a tf.data.Dataset. Return ctl.from_arrays"), (Numbers, "returns only numbers"),
     (Strings, "with string in train_data: XLA supports numbers only"),
-    (Chance, "RandomStandardNormal, which no seed repeats"), (Printed, "XLA cannot compile this"),
+    (Unseeded, "RandomStandardNormal, which no seed repeats"), (Printed, "XLA cannot compile this"),
 ], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
-def test_what_no_program_can_have_is_refused_before_the_first_step(kind, words):
-    trainer = follower("loop", kind)
-    with pytest.raises(ctl.UsageError, match=words):
+def test_steps_and_data_unsupported_by_xla_are_refused_before_the_first_step(trainer_class, error_pattern):
+    trainer = follower("loop", trainer_class)
+    with pytest.raises(ctl.UsageError, match=error_pattern):
         trainer.train(3)
     assert trainer.step == 0 and not trainer.mean.count.numpy()
 
@@ -269,7 +271,7 @@ class Checked(Unmapped):
         return super().train_step(batch)
 
 
-def test_what_a_program_leaves_out_or_does_slowly_is_said(caplog):
+def test_ignored_assertions_and_slow_operations_are_logged(caplog):
     follower("loop", Checked).train(1)
     assert "XLA leaves out tf.debugging.assert_*" in caplog.text and "convolutions on a CPU" in caplog.text
     caplog.clear()

@@ -36,12 +36,12 @@ def test_the_metrics_file_has_the_given_name(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["file://", ""])
 def test_fit_and_train_write_the_same_files(scheme, tmp_path, monkeypatch):
-    """At a URL both write no JSON lines, and no directory is created that has the name of the URL."""
+    """At a URL both write no JSON lines and create no directory with the name of the URL."""
     monkeypatch.chdir(tmp_path)
     x, y = np.zeros((8, 6), np.float32), np.zeros(8, np.int64)
     ctl.fit(classifier(), x, y, verbose=0, model_dir=f"{scheme}{tmp_path}/fit")
     Small(strategy="default", model_dir=f"{scheme}{tmp_path}/train").train(1)
-    written = [sorted(p.name for p in (tmp_path / run).iterdir()) for run in ("fit", "train")]
-    assert written[0] == written[1] and ("metrics.jsonl" in written[0]) == (not scheme)
+    file_names = [sorted(p.name for p in (tmp_path / run).iterdir()) for run in ("fit", "train")]
+    assert file_names[0] == file_names[1] and ("metrics.jsonl" in file_names[0]) == (not scheme)
     assert scalar_steps(tmp_path / "fit" / "logs" / "train") and (tmp_path / "train" / "logs").is_dir()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fit", "train"]

@@ -1,4 +1,4 @@
-"""An evaluation costs no steps: what was trained is saved before it, and learns its numbers afterwards."""
+"""Checkpoints around an evaluation: saved before it, and amended with its metrics afterwards."""
 
 import ctl
 import keras
@@ -14,31 +14,31 @@ EVERY_2 = {"save": ctl.Every(steps=2), "evaluate": ctl.Every(steps=2)}
 
 
 class Recording(ChiefOnlyCheckpoints):
-    """Notes what was done, in order."""
+    """A checkpoint manager that records its calls."""
 
-    def __init__(self, *where, done, **how):
-        super().__init__(*where, **how)
-        self.done = done
+    def __init__(self, *args, calls, **options):
+        super().__init__(*args, **options)
+        self.calls = calls
 
     def save(self, state, manifest):
-        self.done.append(f"save {manifest.step}")
+        self.calls.append(f"save {manifest.step}")
         return super().save(state, manifest)
 
     def amend(self, step, metrics, state):
-        self.done.append(f"amend {step}")
+        self.calls.append(f"amend {step}")
         return super().amend(step, metrics, state)
 
 
-def trainer_of(tmp_path, done, kind=Small, *, keep=Keep(), **how):  # noqa: B008  frozen
-    class Noted(kind):
+def trainer_of(tmp_path, calls, trainer_class=Small, *, keep=Keep(), **intervals):  # noqa: B008  frozen
+    class Recorded(trainer_class):
         def eval_data(self, batch_size):
-            done.append("evaluate")
+            calls.append("evaluate")
             return super().eval_data(batch_size)
 
-    manager = Recording(tmp_path / "checkpoints", done=done, keep=keep)
-    return Noted(
+    manager = Recording(tmp_path / "checkpoints", calls=calls, keep=keep)
+    return Recorded(
         model_dir=str(tmp_path), strategy="default", checkpoints=manager, writers=[],
-        intervals=every_step(steps_per_loop=1, **{**EVERY_2, **how}),
+        intervals=every_step(steps_per_loop=1, **{**EVERY_2, **intervals}),
     )  # fmt: skip
 
 
@@ -46,47 +46,47 @@ def manifests(tmp_path):
     return {m.step: m for _, m in commit.list_checkpoints(tmp_path / "checkpoints")}
 
 
-def test_a_save_comes_before_the_evaluation_of_its_step_and_learns_its_metrics(tmp_path):
-    done = []
-    means = trainer_of(tmp_path, done).train(4)
-    del done[0]  # opened at the start, to find mistakes
-    assert done == ["save 2", "evaluate", "amend 2", "save 4", "evaluate", "amend 4"]
-    found = manifests(tmp_path)
-    assert [found[s].state["pending"] for s in (2, 4)] == [[], []]
-    assert found[4].metrics["loss"] == means["eval_loss"] != found[2].metrics["loss"]
+def test_a_checkpoint_is_saved_before_the_evaluation_and_amended_with_its_metrics(tmp_path):
+    calls = []
+    means = trainer_of(tmp_path, calls).train(4)
+    del calls[0]  # the validation opens the data at the start
+    assert calls == ["save 2", "evaluate", "amend 2", "save 4", "evaluate", "amend 4"]
+    saved = manifests(tmp_path)
+    assert [saved[s].state["pending"] for s in (2, 4)] == [[], []]
+    assert saved[4].metrics["loss"] == means["eval_loss"] != saved[2].metrics["loss"]
     checkpoints = commit.list_checkpoints(tmp_path / "checkpoints")
     assert all(commit.find_damage(path, m) is None for path, m in checkpoints)
 
 
-def test_a_save_comes_before_an_evaluation_that_is_due_alone(tmp_path):
-    done = []
-    trainer_of(tmp_path, done, save=ctl.Every()).train(4)
-    assert done[1:] == ["save 2", "evaluate", "amend 2", "save 4", "evaluate", "amend 4"]
+def test_a_checkpoint_is_saved_before_an_evaluation_without_a_due_save(tmp_path):
+    calls = []
+    trainer_of(tmp_path, calls, save=ctl.Every()).train(4)
+    assert calls[1:] == ["save 2", "evaluate", "amend 2", "save 4", "evaluate", "amend 4"]
 
 
-@pytest.mark.parametrize("kind", [tf.errors.UnavailableError, tf.errors.AbortedError])
+@pytest.mark.parametrize("error_class", [tf.errors.UnavailableError, tf.errors.AbortedError])
 @pytest.mark.parametrize("where", ["eval_data", "after_loop"])
-def test_what_would_be_a_lost_peer_among_several_costs_one_process_no_step(tmp_path, kind, where):
+def test_a_tensorflow_error_of_a_single_process_loses_no_step(tmp_path, error_class, where):
     class Failing(Small):
-        """Its storage is out of reach once two steps are done."""
+        """A trainer that raises a storage error after two steps."""
 
         def after_loop(self, step, means):
             if where == "after_loop" and step == 2:
-                raise kind(None, None, "storage")
+                raise error_class(None, None, "storage")
 
         def eval_data(self, batch_size):
             if where == "eval_data" and self.step == 2:
-                raise kind(None, None, "storage")
+                raise error_class(None, None, "storage")
             return super().eval_data(batch_size)
 
-    with pytest.raises(kind):
+    with pytest.raises(error_class):
         trainer_of(tmp_path, [], Failing, save=ctl.Every()).train(4)
     assert sorted(manifests(tmp_path)) == [2]
 
 
-def test_the_best_is_kept_by_metrics_that_come_after_the_save(tmp_path):
+def test_the_best_is_kept_by_metrics_added_after_the_save(tmp_path):
     class Worse(Small):
-        """Step by step its loss grows."""
+        """A trainer with a loss that grows with every step."""
 
         def eval_step(self, batch):
             scores = super().eval_step(batch)
@@ -97,7 +97,7 @@ def test_the_best_is_kept_by_metrics_that_come_after_the_save(tmp_path):
 
 
 class Drawing(Small):
-    """Its evaluation draws from a seed generator that checkpoints hold."""
+    """A trainer that evaluates with a seed generator; checkpoints contain the generator."""
 
     def build(self):
         super().build()
@@ -109,12 +109,12 @@ class Drawing(Small):
 
 
 def test_an_evaluation_that_changes_variables_is_saved_with_them(tmp_path):
-    done = []
-    trainer_of(tmp_path / "run", done, Drawing).train(2)
-    assert done[1:] == ["save 2", "evaluate", "save 2"]
+    calls = []
+    trainer_of(tmp_path / "run", calls, Drawing).train(2)
+    assert calls[1:] == ["save 2", "evaluate", "save 2"]
     resumed = trainer_of(tmp_path / "run", [], Drawing).train(4)
-    whole = trainer_of(tmp_path / "whole", [], Drawing).train(4)
-    assert resumed["eval_loss"] == whole["eval_loss"]
+    unbroken = trainer_of(tmp_path / "whole", [], Drawing).train(4)
+    assert resumed["eval_loss"] == unbroken["eval_loss"]
 
 
 def test_a_failing_evaluation_saves_the_steps_before_it(tmp_path):
@@ -137,7 +137,7 @@ def test_a_failing_evaluation_saves_the_steps_before_it(tmp_path):
     assert trainer_of(tmp_path, []).train(4) == trainer_of(tmp_path / "whole", []).train(4)
 
 
-def test_a_signal_is_heard_within_an_evaluation_which_is_made_up_for(tmp_path):
+def test_a_signal_interrupts_an_evaluation_which_is_repeated_after_a_resume(tmp_path):
     import os
     import signal
 
@@ -148,25 +148,25 @@ def test_a_signal_is_heard_within_an_evaluation_which_is_made_up_for(tmp_path):
             return tf.data.Dataset.from_tensor_slices(examples(seed=5)).batch(1).map(self.slow)
 
         def slow(self, x, y):
-            def strike():
+            def send_signal():
                 if Long.signalled is None:
                     Long.signalled = True
                     os.kill(os.getpid(), signal.SIGTERM)
                 return np.float32(0)
 
-            zero = tf.py_function(strike, [], tf.float32)
+            zero = tf.py_function(send_signal, [], tf.float32)
             return x + tf.reshape(zero, []), y
 
-    whole = trainer_of(tmp_path / "whole", [], Long, save=ctl.Every()).train(4)
+    unbroken = trainer_of(tmp_path / "whole", [], Long, save=ctl.Every()).train(4)
     Long.signalled = None
     with pytest.raises(ctl.Stopped) as stopped:
         trainer_of(tmp_path / "run", [], Long, save=ctl.Every()).train(4)
     assert stopped.value.exit_code == 143 and Long.signalled
-    found = manifests(tmp_path / "run")
-    assert [*found] == [2] and found[2].state["pending"] == ["evaluate"] and not found[2].metrics
-    done = []
-    assert trainer_of(tmp_path / "run", done, Long, save=ctl.Every()).train(4) == whole
-    assert done[1:] == ["evaluate", "amend 2", "save 4", "evaluate", "amend 4"]
+    saved = manifests(tmp_path / "run")
+    assert [*saved] == [2] and saved[2].state["pending"] == ["evaluate"] and not saved[2].metrics
+    calls = []
+    assert trainer_of(tmp_path / "run", calls, Long, save=ctl.Every()).train(4) == unbroken
+    assert calls[1:] == ["evaluate", "amend 2", "save 4", "evaluate", "amend 4"]
 
 
 def test_a_failed_evaluation_at_the_end_is_repeated_without_callbacks(tmp_path):
@@ -181,9 +181,9 @@ def test_a_failed_evaluation_at_the_end_is_repeated_without_callbacks(tmp_path):
     with pytest.raises(ZeroDivisionError):
         trainer_of(tmp_path, [], Failing).train(3)
     assert manifests(tmp_path)[3].state["pending"] == ["evaluate", "unwatched"]
-    callback, done = ctl.MemoryCallback(), []
-    trainer = trainer_of(tmp_path, done)
+    callback, calls = ctl.MemoryCallback(), []
+    trainer = trainer_of(tmp_path, calls)
     trainer.callbacks.append(callback)
     trainer.train(4)
-    assert done[1:] == ["evaluate", "amend 3", "save 4", "evaluate", "amend 4"]
+    assert calls[1:] == ["evaluate", "amend 3", "save 4", "evaluate", "amend 4"]
     assert [step for run, step, _ in callback.seen if run == "eval"] == [4]

@@ -1,4 +1,4 @@
-"""Layers that a hook freezes between two loops: the step is traced again."""
+"""Layers that a hook freezes between two loops. The step is traced again."""
 
 import logging
 
@@ -14,7 +14,7 @@ BATCH, STEPS = 8, 6
 
 
 class Freezes(ctl.Trainer):
-    """After 3 steps the first layer is frozen."""
+    """A trainer that freezes the first layer after 3 steps."""
 
     def build(self):
         keras.utils.set_random_seed(2)
@@ -48,11 +48,11 @@ class Freezes(ctl.Trainer):
 
 
 def weights(trainer):
-    """By layer: the order of `get_weights` changes with what is frozen."""
+    """Returns the weights by layer: the order of `get_weights` changes when a layer is frozen."""
     return [w for layer in trainer.model.layers for w in layer.get_weights()]
 
 
-def by_hand():
+def weights_of_manual_training():
     trainer = Freezes(strategy="default", global_batch_size=BATCH, writers=[])
     trainer.build()
     trainer.optimizer.build(trainer.model.trainable_variables)
@@ -69,19 +69,19 @@ def by_hand():
 
 @pytest.mark.parametrize("steps_per_loop", [1, 3])
 @pytest.mark.parametrize("where", some_of(["default", "two"], "two"))
-def test_what_a_hook_freezes_is_trained_no_more(two_replicas, where, steps_per_loop, caplog):
+def test_a_layer_frozen_by_a_hook_is_not_trained(two_replicas, where, steps_per_loop, caplog):
     trainer = Freezes(
         strategy=two_replicas if where == "two" else "default", global_batch_size=BATCH, writers=[],
         intervals=every_step(steps_per_loop=steps_per_loop, log=ctl.Every()),
     )  # fmt: skip
     with caplog.at_level(logging.INFO, "ctl"):
         trainer.train(STEPS)
-    for a, b in zip(weights(trainer), by_hand(), strict=True):
+    for a, b in zip(weights(trainer), weights_of_manual_training(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
     assert caplog.text.count("the step is traced again") == 1
 
 
-def test_what_is_frozen_between_two_runs_is_trained_no_more():
+def test_a_layer_frozen_between_two_runs_is_not_trained():
     trainer = type("Free", (Freezes,), {"freeze": lambda self, step: None})(
         strategy="default", global_batch_size=BATCH, writers=[]
     )
@@ -107,13 +107,13 @@ def test_a_checkpoint_of_a_frozen_layer_is_restored_into_the_same_layer(tmp_path
 
 
 @pytest.mark.parametrize("framework", ["keras3", "tf_keras"])
-def test_a_layer_that_is_trained_later_needs_an_optimizer_that_knows_it(framework):
+def test_a_layer_that_is_trained_later_needs_an_optimizer_built_with_it(framework):
     class Unfreezing(Small):
-        knows = False
+        builds_all = False
 
         def build(self):
             super().build()
-            if self.knows:
+            if self.builds_all:
                 self.optimizer.build(self.model.trainable_variables)
             self.model.layers[0].trainable = False
 
@@ -124,8 +124,8 @@ def test_a_layer_that_is_trained_later_needs_an_optimizer_that_knows_it(framewor
                "intervals": every_step(steps_per_loop=1)}  # fmt: skip
     with pytest.raises(ctl.UsageError, match=r"optimizer.build\(self.model.trainable_variables\)"):
         Unfreezing(**options).train(2)
-    knowing = type("Knowing", (Unfreezing,), {"knows": True})(**options)
-    knowing.train(1)
-    before = weights(knowing)
-    knowing.train(2)
-    assert all((a != b).any() for a, b in zip(before, weights(knowing), strict=True))
+    trainer = type("BuildsAll", (Unfreezing,), {"builds_all": True})(**options)
+    trainer.train(1)
+    before = weights(trainer)
+    trainer.train(2)
+    assert all((a != b).any() for a, b in zip(before, weights(trainer), strict=True))

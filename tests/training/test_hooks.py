@@ -1,4 +1,4 @@
-"""Hooks: which events are told, in what order, with what; what they decide and what they raise."""
+"""Hooks of a trainer: order of events, arguments, decisions and errors."""
 
 import ctl
 import keras
@@ -14,7 +14,7 @@ EVERY_2 = every_step(log=ctl.Every(steps=2), save=ctl.Every(steps=2), evaluate=c
 
 
 class Counts(keras.metrics.Metric):
-    """Adds up arrays."""
+    """A metric that sums arrays."""
 
     def __init__(self, shape, **options):
         super().__init__(**options)
@@ -28,11 +28,11 @@ class Counts(keras.metrics.Metric):
 
 
 class Counting(Small):
-    """Evaluates with a matrix; notes what its hooks are told."""
+    """A trainer that evaluates a confusion matrix and records the arguments of its hooks."""
 
     def __init__(self, **options):
         super().__init__(strategy="default", writers=[], **options)
-        self._told = []
+        self._events = []
 
     def build(self):
         super().build()
@@ -40,59 +40,59 @@ class Counting(Small):
 
     def eval_step(self, batch):
         scores = super().eval_step(batch)
-        found = tf.argmax(self.model(batch[0]), axis=1)
-        self.hits.update_state(tf.math.confusion_matrix(batch[1], found, CLASSES, dtype=tf.float32))
+        predictions = tf.argmax(self.model(batch[0]), axis=1)
+        self.hits.update_state(tf.math.confusion_matrix(batch[1], predictions, CLASSES, dtype=tf.float32))
         return {**scores, "hits": self.hits}
 
     def before_training(self, step):
-        self._told.append(("before", step, int(self.optimizer.iterations.numpy())))
+        self._events.append(("before", step, int(self.optimizer.iterations.numpy())))
 
     def after_epoch(self, epoch, step, means):
-        self._told.append(("epoch", epoch, step, sorted(means)))
+        self._events.append(("epoch", epoch, step, sorted(means)))
 
     def after_evaluation(self, step, means, metrics):
         counted = np.asarray(metrics["hits"].result())
-        self._told.append(("evaluation", step, sorted(means), counted.sum() > 0))
+        self._events.append(("evaluation", step, sorted(means), counted.sum() > 0))
 
 
-def test_the_events_come_in_order_with_what_they_promise():
+def test_the_events_have_the_documented_order_and_arguments():
     trainer = Counting(intervals=EVERY_2)
     trainer.train(5)
     after = ["gradient_norm", "loss"]
-    assert trainer._told == [
+    assert trainer._events == [
         ("before", 0, 0), ("evaluation", 2, ["loss"], True), ("epoch", 1, 4, after),
         ("evaluation", 4, ["loss"], True), ("evaluation", 5, ["loss"], True),
     ]  # fmt: skip
     trainer.train(6)
-    assert trainer._told[5] == ("before", 5, 5)
+    assert trainer._events[5] == ("before", 5, 5)
 
 
-def test_an_epoch_ends_in_the_middle_of_nothing_else():
-    """Loops are cut at ends of epochs although neither logging nor saving is due there."""
+def test_an_epoch_end_ends_a_loop():
+    """Loops end with the epoch although neither logging nor saving is due then."""
     trainer = Counting(intervals=every_step(log=ctl.Every(steps=100), steps_per_loop=3))
     trainer.train(2 * PER_EPOCH + 1)
-    assert [e[1:3] for e in trainer._told if e[0] == "epoch"] == [(1, 4), (2, 8)]
+    assert [e[1:3] for e in trainer._events if e[0] == "epoch"] == [(1, 4), (2, 8)]
 
 
 def test_callbacks_have_the_same_events_and_are_given_the_trainer():
-    class Noting:
-        told = ()
+    class Recording:
+        events = ()
 
         def before_training(self, trainer, step):
-            self.told += (("before", trainer.step),)
+            self.events += (("before", trainer.step),)
 
         def after_evaluation(self, trainer, step, means, metrics):
-            self.told += ((step, type(metrics["hits"]).__name__),)
+            self.events += ((step, type(metrics["hits"]).__name__),)
             return ctl.Decision(stop=step == 2)
 
-    noting = Noting()
-    trainer = Counting(intervals=EVERY_2, callbacks=[noting])
+    recording = Recording()
+    trainer = Counting(intervals=EVERY_2, callbacks=[recording])
     trainer.train(9)
-    assert noting.told == (("before", 0), (2, "Counts")) and trainer.step == 2
+    assert recording.events == (("before", 0), (2, "Counts")) and trainer.step == 2
 
 
-def test_decisions_count_at_marks_only():
-    """A longer run would not have evaluated at its end, nor is an evaluation outside a run a part of it."""
+def test_decisions_apply_at_marks_only():
+    """The evaluation at the end of a run and one outside a run do not change the learning rate."""
 
     class Halving(Counting):
         def after_evaluation(self, step, means, metrics):
@@ -108,32 +108,33 @@ EVENTS = ["before_training", "after_epoch", "after_evaluation", "on_metrics", "o
 
 
 @pytest.mark.parametrize("event", some_of(EVENTS, "after_epoch", "on_begin"))
-def test_what_a_hook_raises_is_raised_after_a_save(tmp_path, event, caplog):
+def test_an_error_of_a_hook_is_raised_after_a_save(tmp_path, event, caplog):
     class Failing:
         def fail(self, *_):
             raise ZeroDivisionError(event)
 
     failing = Failing()
     setattr(failing, event, failing.fail)
-    where = {"model_dir": str(tmp_path), "intervals": every_step(evaluate=ctl.Every(steps=2))}
-    trainer = Counting(callbacks=[failing], **where)
+    options = {"model_dir": str(tmp_path), "intervals": every_step(evaluate=ctl.Every(steps=2))}
+    trainer = Counting(callbacks=[failing], **options)
     with pytest.raises(ZeroDivisionError, match=event):
         trainer.train(6)
-    assert ("evaluation", 4) not in [told[:2] for told in trainer._told]
+    assert ("evaluation", 4) not in [entry[:2] for entry in trainer._events]
     step = {"after_epoch": 4, "after_evaluation": 2, "on_metrics": 1}.get(event, 0)
     assert trainer.step == step
     if step:
         assert f"{event} failed at step {step}; the run ends after a last save" in caplog.text
-    again = Counting(**where)
-    again.prepare()
-    assert again.step == step
-    for a, b in zip(weights(again), weights(trainer), strict=True):
+    resumed = Counting(**options)
+    resumed.prepare()
+    assert resumed.step == step
+    for a, b in zip(weights(resumed), weights(trainer), strict=True):
         np.testing.assert_array_equal(a, b)
-    again.train(3)
-    assert (("evaluation", 2) in [told[:2] for told in again._told]) == (step < 3), "it is owed"
+    resumed.train(3)
+    is_evaluated = ("evaluation", 2) in [entry[:2] for entry in resumed._events]
+    assert is_evaluated == (step < 3), "a failed evaluation is pending"
 
 
-def test_what_an_evaluation_hook_raises_outside_a_run_is_raised():
+def test_an_error_of_an_evaluation_hook_outside_a_run_is_raised():
     class Failing(Counting):
         def after_evaluation(self, step, means, metrics):
             raise ZeroDivisionError
@@ -142,21 +143,21 @@ def test_what_an_evaluation_hook_raises_outside_a_run_is_raised():
         Failing().evaluate()
 
 
-@pytest.mark.parametrize("given, words", [
+@pytest.mark.parametrize("returned, error_pattern", [
     (5, r"after_epoch returned 5; expected a ctl.Decision\(...\), True to stop, or None"),
     (True, None),
 ])  # fmt: skip
-def test_a_hook_returns_a_decision_or_true_to_stop(given, words):
+def test_a_hook_returns_a_decision_or_true_to_stop(returned, error_pattern):
     class Returning(Counting):
         def after_epoch(self, epoch, step, means):
-            return given
+            return returned
 
     trainer = Returning()
-    if words is None:
+    if error_pattern is None:
         trainer.train(9)
         assert trainer.step == 4
         return
-    with pytest.raises(ctl.UsageError, match=words):
+    with pytest.raises(ctl.UsageError, match=error_pattern):
         trainer.train(9)
 
 
@@ -182,7 +183,7 @@ def test_hooks_that_would_never_be_called_are_refused():
         Counting(callbacks=[keras.callbacks.EarlyStopping("loss")]).train(1)
 
 
-def test_a_matrix_goes_to_tensorboard_once_and_to_no_scalar():
+def test_a_matrix_is_written_to_tensorboard_once_and_not_as_a_scalar():
     writer = ctl.MemoryWriter()
     trainer = Counting(intervals=EVERY_2)
     trainer._writers = [writer]
@@ -190,11 +191,11 @@ def test_a_matrix_goes_to_tensorboard_once_and_to_no_scalar():
     assert [sorted(values) for run, _, values in writer.rows if run == "eval"] == [["loss"]]
     pictures = [e for e in writer.events if getattr(e, "name", None) == "hits"]
     assert [(e.step, e.run, type(e).__name__) for e in pictures] == [(2, "eval", "ImageLogged")]
-    found = trainer.evaluate()
-    assert found["hits"].shape == (CLASSES, CLASSES) and isinstance(found["loss"], float)
+    results = trainer.evaluate()
+    assert results["hits"].shape == (CLASSES, CLASSES) and isinstance(results["loss"], float)
 
 
-def test_a_vector_of_the_training_is_a_table():
+def test_a_vector_metric_of_the_training_is_written_as_a_table():
     class Vector(Small):
         def build(self):
             super().build()
@@ -230,7 +231,7 @@ def test_metrics_that_are_built_by_their_first_update_count_on_replicas(two_repl
             return examples()
 
     options = {"writers": [], "global_batch_size": 8}
-    one, two = (Late(strategy=s, **options).evaluate() for s in ("default", two_replicas))
-    assert one["mean"].shape == (CLASSES,) and 0 < one["area"] < 1
-    np.testing.assert_allclose(two["mean"], one["mean"], rtol=1e-5)
-    assert two["area"] == pytest.approx(one["area"], rel=1e-5)
+    expected, two = (Late(strategy=s, **options).evaluate() for s in ("default", two_replicas))
+    assert expected["mean"].shape == (CLASSES,) and 0 < expected["area"] < 1
+    np.testing.assert_allclose(two["mean"], expected["mean"], rtol=1e-5)
+    assert two["area"] == pytest.approx(expected["area"], rel=1e-5)

@@ -1,4 +1,4 @@
-"""Why the loop ends, on one worker of two: the same on both, whatever reached only one of them."""
+"""Reasons for the end of a loop. Both workers agree if only one of them has a reason."""
 
 from signal import SIGINT, SIGTERM
 
@@ -17,7 +17,7 @@ from ctl.training.pacing import SynchronousPacing
 
 
 class Steps:
-    """Steps that take no time."""
+    """A step program that does not compute."""
 
     totals, reducer, has_run = Totals(), SumReducer(), True
 
@@ -32,69 +32,70 @@ class Steps:
 
 
 class Agreement:
-    """With another worker, which has wishes of its own; `then` comes after they were added up."""
+    """Collectives with another worker; calls `after_sum` after the votes are added."""
 
     num_workers = 2
 
-    def __init__(self, other, then):
-        self.other, self.then = other, then
+    def __init__(self, other_votes, after_sum):
+        self.other_votes, self.after_sum = other_votes, after_sum
 
     def sum(self, values):
         assert isinstance(values, Vote)
-        theirs = Vote(**dict(zip(("stop", "sigterm", "interrupt"), self.other, strict=True)))
-        self.then()
-        return np.add(values, theirs)
+        other_vote = Vote(**dict(zip(("stop", "sigterm", "interrupt"), self.other_votes, strict=True)))
+        self.after_sum()
+        return np.add(values, other_vote)
 
 
-def ended(signals, other, then=lambda: None):
-    """(why, after which step)"""
+def end_of_loop(signals, other_votes, after_sum=lambda: None):
+    """Returns the reason for the end of the loop and the last step."""
     batches = Batches(object(), None, False, None, "skip", "")
-    steps = TrainLoop(
+    train_loop = TrainLoop(
         Steps(), batches, Marks(Intervals(steps_per_loop=1, log=Every(), save=Every())),
-        Agreement(other, then),
+        Agreement(other_votes, after_sum),
         is_chief=True, writers=WriterGroup([]),
     )  # fmt: skip
-    *_, last = steps.loops(0, 100, signals)
+    *_, last = train_loop.loops(0, 100, signals)
     return last.end, last.step
 
 
-def test_a_signal_that_comes_after_workers_have_agreed_to_stop_changes_nothing():
-    """The other one knows nothing of it, and goes on to the last evaluation."""
+def test_a_signal_after_workers_have_agreed_to_stop_has_no_effect():
+    """The other worker has no signal and continues with the last evaluation."""
     signals = Interruption()
-    came = ended(signals, [1, 0, 0], then=lambda: signals._handle(SIGTERM, None))
-    assert came == (RunEnd.STOPPED, 1) and signals.received == SIGTERM
+    end = end_of_loop(signals, [1, 0, 0], after_sum=lambda: signals._handle(SIGTERM, None))
+    assert end == (RunEnd.STOPPED, 1) and signals.received == SIGTERM
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "agreed"),
+    ("local_signal", "other_votes", "expected"),
     [
         (None, [0, 1, 0], SIGTERM), (None, [0, 0, 1], SIGINT), (SIGINT, [0, 0, 1], SIGINT),
         (SIGINT, [0, 1, 0], SIGTERM), (SIGTERM, [1, 0, 1], SIGTERM),
     ],
 )  # fmt: skip
-def test_a_signal_to_any_worker_is_one_to_all_and_sigterm_comes_first(here, there, agreed):
+def test_a_signal_to_any_worker_is_one_to_all_and_sigterm_comes_first(local_signal, other_votes, expected):
     signals = Interruption()
-    if here:
-        signals._handle(here, None)
-    assert ended(signals, there) == (RunEnd.SIGNAL, 1)
-    assert signals.received == agreed
+    if local_signal:
+        signals._handle(local_signal, None)
+    assert end_of_loop(signals, other_votes) == (RunEnd.SIGNAL, 1)
+    assert signals.received == expected
 
 
 def test_the_chief_s_clock_and_length_hold_on_all_workers():
-    """A worker that is not the chief leaves these fields at 0, and takes what was added up."""
-    chiefs = Vote(length=7, wait=3, save=1)
-    assert chiefs.due == Action.SAVE
-    steps = TrainLoop(
+    """A worker that is not the chief leaves these fields at 0 and uses the sums."""
+    chief_vote = Vote(length=7, wait=3, save=1)
+    assert chief_vote.due == Action.SAVE
+    train_loop = TrainLoop(
         Steps(), Batches(object(), None, False, None, "skip", ""),
-        Marks(Intervals(steps_per_loop="auto", log=Every(), save=Every())), Chief(chiefs),
+        Marks(Intervals(steps_per_loop="auto", log=Every(), save=Every())), Chief(chief_vote),
         is_chief=False, writers=WriterGroup([]),
     )  # fmt: skip
-    first, second = (loop for loop, _ in zip(steps.loops(0, 100, Interruption()), range(2), strict=False))
+    loops = train_loop.loops(0, 100, Interruption())
+    first, second = (loop for loop, _ in zip(loops, range(2), strict=False))
     assert (first.step, first.due) == (1, Action.SAVE) and second.step == 8
 
 
 class Chief:
-    """Another worker, who is the chief."""
+    """Collectives with another worker, the chief."""
 
     num_workers = 2
 
@@ -102,5 +103,5 @@ class Chief:
         self.vote = vote
 
     def sum(self, values):
-        assert values[:5] == (0, 0, 0, 0, 0), "only the chief says so"
+        assert values[:5] == (0, 0, 0, 0, 0), "only the chief sets these fields"
         return np.add(values, self.vote)

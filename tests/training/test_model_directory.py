@@ -1,4 +1,4 @@
-"""A model_dir that cannot be used, and files in it that are not what they should be: one sentence each."""
+"""Errors for an unusable model_dir and for invalid files in it."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ def test_a_dangling_link_is_named_with_its_target(tmp_path):
         check_model_directory(str(link / "run"))
 
 
-def test_a_name_that_is_not_utf_8_is_refused_with_the_cure():
+def test_a_name_that_is_not_utf_8_is_refused_with_a_hint():
     with pytest.raises(
         ctl.UsageError, match=r"b'/tmp/gr\\xff', which Python could not decode.*PYTHONUTF8=1"
     ):
@@ -49,7 +49,7 @@ def test_metrics_in_a_pipe_do_not_hang_the_training(tmp_path, caplog):
     assert trainer.step == 1 and "is not a regular file; remove it" in caplog.text
 
 
-def test_metrics_that_are_nested_without_end_are_dropped(tmp_path):
+def test_deeply_nested_metrics_are_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("[" * 100_000 + "\n" + '{"step": 1, "run": "train", "loss": 1.0}\n')
     writer = JsonlWriter(path)
@@ -58,11 +58,11 @@ def test_metrics_that_are_nested_without_end_are_dropped(tmp_path):
     assert [line.split(",")[0] for line in path.read_text().splitlines()] == ['{"step": 1', '{"step": 2']
 
 
-def test_a_full_disk_without_inodes_says_so(tmp_path, monkeypatch):
+def test_the_error_of_a_full_disk_mentions_missing_inodes(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "free_inodes", lambda where: 8)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    text = str(saving.save_error(5, tmp_path / "ckpt-5", full, 1000, None))
-    assert "and 8 more files (inodes) fit there: delete files" in text
+    error_message = str(saving.save_error(5, tmp_path / "ckpt-5", full, 1000, None))
+    assert "and 8 more files (inodes) fit there: delete files" in error_message
     monkeypatch.setattr(paths, "free_inodes", lambda where: 10**6)
     assert "inodes" not in str(saving.save_error(5, tmp_path / "ckpt-5", full, 1000, None))
 
@@ -71,16 +71,16 @@ def test_a_retry_names_the_file(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
     errors = [OSError(errno.ENOSPC, "No space left on device")]
 
-    def act():
+    def fail_once():
         if errors:
             raise errors.pop()
         return 1
 
-    assert paths.call_with_retries(act, where=tmp_path / "metrics.jsonl") == 1
+    assert paths.call_with_retries(fail_once, where=tmp_path / "metrics.jsonl") == 1
     assert f"{tmp_path}/metrics.jsonl: [Errno 28] No space left on device. Trying again" in caplog.text
 
 
-def test_fewer_steps_than_are_complete_are_no_share():
+def test_fewer_requested_steps_than_completed_are_shown_as_none():
     started = Started(40, 20, INFO)
     (block,) = [block for block in run_header(started).renderables if hasattr(block, "columns")][:1]
     assert "none: 40 are complete, 20 were requested" in [str(cell) for cell in block.columns[1].cells]
@@ -111,12 +111,12 @@ def test_the_phrase_for_the_end_of_a_run_has_its_detail():
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "error_pattern"),
     [("monitor", r"got EarlyStopping\(monitor=.loss.\); expected only the arguments.*Write metric="),
      ("restore_best_weights", "Write restore_best="), ("patiense", "Write patience=")],
 )  # fmt: skip
-def test_a_name_of_keras_is_refused_with_that_of_ctl(name, words):
-    with pytest.raises(ctl.UsageError, match=words):
+def test_a_name_of_keras_is_refused_with_that_of_ctl(name, error_pattern):
+    with pytest.raises(ctl.UsageError, match=error_pattern):
         ctl.EarlyStopping(**{"metric": "loss", name: "loss"} if name != "monitor" else {name: "loss"})
     with pytest.raises(ctl.UsageError, match="Write min_learning_rate="):
         ctl.ReduceOnPlateau("loss", min_lr=0.1)

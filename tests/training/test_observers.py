@@ -1,4 +1,4 @@
-"""Observers of the training loop: their calls, and values that travel with the vote of the workers."""
+"""Observers of the training loop: calls, and values that are summed with the vote of the workers."""
 
 import contextlib
 
@@ -38,7 +38,7 @@ class Recording(LoopObserver):
         self.calls.append((self.name, "closes"))
 
 
-def test_defaults_do_nothing():
+def test_defaults_are_no_ops():
     observer = LoopObserver()
     assert observer.next_mark(1) is None and not observer.wants_report() and not observer.values_to_sum()
     with observer.around(1) as is_slowed:
@@ -94,14 +94,14 @@ def test_one_line_registers_an_observer(monkeypatch):
         def completed(self, loop):
             loops.append(loop.step)
 
-    inputs = []
+    run_inputs = []
 
-    def create(given):
-        inputs.append(given)
+    def create(inputs):
+        run_inputs.append(inputs)
         return Longest()
 
     monkeypatch.setattr(loop_observers, "create_longest", create, raising=False)
     name = "ctl.training.loop_observers:create_longest"
     monkeypatch.setattr(loop_observers, "OPTIONAL", (*loop_observers.OPTIONAL, name))
     Small(strategy="default", writers=[], intervals=every_step(log=ctl.Every(), save=ctl.Every())).train(2)
-    assert loops == [1, 2] and inputs[0].world.topology.num_workers == 1
+    assert loops == [1, 2] and run_inputs[0].world.topology.num_workers == 1

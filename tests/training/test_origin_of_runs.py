@@ -1,4 +1,4 @@
-"""What TensorBoard's configuration card says of where a run comes from: the command and the commit."""
+"""Origin of a run on TensorBoard's configuration card: the command and the commit."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ HPARAMS = {"dropout": 0.1, "flip": True, "api_key": "abc"}
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """A file that this process takes for its program."""
+    """Returns a file that this process reports as its program."""
     path = tmp_path / "train.py"
     path.write_text("1\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(path), raising=False)
@@ -24,9 +24,9 @@ def program(tmp_path, monkeypatch):
     return path
 
 
-def git(folder, *words):
+def git(folder, *arguments):
     name = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run(["git", *name, "-C", str(folder), *words], check=True, capture_output=True)
+    subprocess.run(["git", *name, "-C", str(folder), *arguments], check=True, capture_output=True)
 
 
 def test_the_command_can_be_pasted(program):
@@ -34,7 +34,7 @@ def test_the_command_can_be_pasted(program):
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"),
+    ("command", "expected"),
     [
         ("python -m models.mnist --train_steps=5 --dropout 0.2", None),
         ("python -u train.py --noflip --model-dir=a --export= --mode eval", None),
@@ -48,9 +48,9 @@ def test_the_command_can_be_pasted(program):
         ("python -Xdev t.py -dropout 1", None),
     ],
 )
-def test_values_of_flags_that_are_not_for_ctl_are_hidden(monkeypatch, words, shown):
-    monkeypatch.setattr(sys, "orig_argv", words.split())
-    assert run_metadata._origin(HPARAMS)["command"] == (shown or words)
+def test_values_of_flags_that_are_not_for_ctl_are_hidden(monkeypatch, command, expected):
+    monkeypatch.setattr(sys, "orig_argv", command.split())
+    assert run_metadata._origin(HPARAMS)["command"] == (expected or command)
 
 
 def test_a_run_without_a_model_dir_has_no_origin(program, tmp_path):
@@ -61,13 +61,13 @@ def test_a_run_without_a_model_dir_has_no_origin(program, tmp_path):
         assert ("command" in info.config) is has_origin
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.skipif(shutil.which("git") is None, reason="requires git")
 def test_the_commit_and_whether_files_differ_from_it(program):
     git(program.parent, "init", "-q")
     git(program.parent, "add", "train.py")
     git(program.parent, "commit", "-q", "-m", "first")
     git(program.parent, "tag", "a-tag")
-    clean = run_metadata._origin(HPARAMS)["git_commit"]
-    assert re.fullmatch("[0-9a-f]{40}", clean)
+    commit = run_metadata._origin(HPARAMS)["git_commit"]
+    assert re.fullmatch("[0-9a-f]{40}", commit)
     program.write_text("2\n")
-    assert run_metadata._origin(HPARAMS)["git_commit"] == f"{clean}-dirty"
+    assert run_metadata._origin(HPARAMS)["git_commit"] == f"{commit}-dirty"

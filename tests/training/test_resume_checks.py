@@ -1,4 +1,4 @@
-"""What may differ when a run goes on, and what may not."""
+"""Checks of the settings when a run resumes: allowed and refused differences."""
 
 import dataclasses
 
@@ -19,29 +19,31 @@ BEFORE = Manifest(
 )  # fmt: skip
 
 
-def check(*, seed=0, batch=8, source="10 examples", certain=True, allow=False, before=BEFORE, **config):
+def check(
+    *, seed=0, batch=8, source="10 examples", has_exact_counts=True, allow=False, before=BEFORE, **config
+):
     settings = ctl.Config(seed=seed, global_batch_size=batch, allow_config_change=allow)
     batches = Batches(
         iterator=None, steps=None, has_unknown_end=False, steps_per_epoch=None, mode="indexed",
-        description=source, has_exact_counts=certain,
+        description=source, has_exact_counts=has_exact_counts,
     )  # fmt: skip
     configuration = {"learning_rate": 0.1, "workers": 2, **config}
     check_configuration(settings, Topology(), before, batches, configuration)
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changes", "difference"),
     [
         ({"seed": 1}, "seed: 0 before, 1 now"),
         ({"batch": 16}, "global_batch_size: 8 before, 16 now"),
         ({"source": "12 examples"}, "train_data: 10 examples before, 12 examples now"),
     ],
 )
-def test_another_order_of_the_data_is_refused_unless_allowed(changed, words, caplog):
-    with pytest.raises(UsageError, match=words):
-        check(**changed)
-    check(**changed, allow=True)
-    assert words in caplog.text
+def test_another_order_of_the_data_is_refused_unless_allowed(changes, difference, caplog):
+    with pytest.raises(UsageError, match=difference):
+        check(**changes)
+    check(**changes, allow=True)
+    assert difference in caplog.text
 
 
 def test_workers_may_differ_in_number_and_other_settings_are_shown(caplog):
@@ -51,8 +53,8 @@ def test_workers_may_differ_in_number_and_other_settings_are_shown(caplog):
     assert "learning_rate: 0.1 before, 0.2 now" in caplog.text
 
 
-def test_workers_at_their_own_speed_have_no_order_to_keep():
-    check(source="10 examples, every batch to one of 3 workers", certain=False)
+def test_asynchronous_workers_have_no_order_of_examples():
+    check(source="10 examples, every batch to one of 3 workers", has_exact_counts=False)
 
 
 @pytest.mark.parametrize(
@@ -87,13 +89,13 @@ def test_a_finite_dataset_is_trained_for_more_epochs_than_before(position, first
         trainer.train(**length)
         return trainer
 
-    whole = trained(None, epochs=3)
+    unbroken = trained(None, epochs=3)
     trained(str(tmp_path), **first)
     if position == "iterator" and "steps" in first:
         with pytest.raises(UsageError, match="iterator of another pipeline.*give epochs if that run had"):
             trained(str(tmp_path), epochs=3)
         return
     resumed = trained(str(tmp_path), epochs=3)
-    assert resumed.step == whole.step == 6
-    for a, b in zip(weights(resumed), weights(whole), strict=True):
+    assert resumed.step == unbroken.step == 6
+    for a, b in zip(weights(resumed), weights(unbroken), strict=True):
         np.testing.assert_array_equal(a, b)

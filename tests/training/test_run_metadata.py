@@ -1,4 +1,4 @@
-"""What a run says of itself: its parameters, the trainer's `repr`, its results."""
+"""Metadata of a run: its parameters, the trainer's `repr`, its results."""
 
 import copy
 import json
@@ -20,8 +20,8 @@ from test_frozen_layers import Freezes
 WEIGHTS = FEATURES * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES
 
 
-class Heard(ctl.NullWriter):
-    """Keeps the events of a run."""
+class EventWriter(ctl.NullWriter):
+    """A writer that stores the events of a run."""
 
     def __init__(self):
         self.events = []
@@ -33,47 +33,47 @@ class Heard(ctl.NullWriter):
         return next(e for e in self.events if isinstance(e, Started)).info.parameters
 
 
-def started(kind, **options):
-    writer = Heard()
-    trainer = kind(strategy="default", writers=[writer], intervals=every_step(), **options)
+def started(trainer_class, **options):
+    writer = EventWriter()
+    trainer = trainer_class(strategy="default", writers=[writer], intervals=every_step(), **options)
     trainer.train(1)
     return trainer, writer.parameters()
 
 
 class WithExtras(Small):
-    """Owns more variables than weights."""
+    """A trainer with variables that are no weights."""
 
     def build(self):
         super().build()
-        self.seen = keras.metrics.Mean(name="seen")
-        self.more = {"metrics": [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]}
+        self.mean = keras.metrics.Mean(name="mean")
+        self.nested_metrics = {"metrics": [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]}
         self.noise = keras.random.SeedGenerator(3)
         self.scale = tf.Variable(1.0)
         self.shift = keras.Variable(np.zeros(2, np.float32))
 
     def train_step(self, batch):
-        self.seen.update_state(1.0)
-        return super().train_step(batch) | {"seen": self.seen}
+        self.mean.update_state(1.0)
+        return super().train_step(batch) | {"mean": self.mean}
 
 
 @pytest.mark.parametrize("framework", ["keras3", "tf_keras", "module"])
-@pytest.mark.parametrize("word", ["sgd", "adam"])
-def test_parameters_are_those_of_models(framework, word):
-    _, parameters = started(Small, framework=framework, optimizer=word, dropout=0.5)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_parameters_are_those_of_models(framework, optimizer):
+    _, parameters = started(Small, framework=framework, optimizer=optimizer, dropout=0.5)
     assert sum(np.prod(shape) for _, shape, _, _ in parameters) == WEIGHTS
     assert len(parameters) == 4
 
 
-def test_metrics_optimizers_and_seeds_are_no_parameters_and_own_variables_are():
+def test_metrics_optimizers_and_seeds_are_no_parameters_and_the_user_s_variables_are():
     _, parameters = started(WithExtras, optimizer="adam", dropout=0.5)
     names = [name.split("/")[0] for name, _, _, _ in parameters]
     assert sorted(names) == ["model"] * 4 + ["scale", "shift"]
 
 
-def test_a_compiled_model_has_as_many_parameters_as_keras_says():
+def test_a_compiled_model_has_as_many_parameters_as_in_keras():
     model = classifier()
     x, y = np.zeros((8, *model.input_shape[1:]), np.float32), np.zeros(8, np.int64)
-    writer = Heard()
+    writer = EventWriter()
     ctl.fit(model, x, y, writers=[writer])
     assert model.metrics
     assert sum(np.prod(shape) for _, shape, _, _ in writer.parameters()) == model.count_params()
@@ -83,7 +83,7 @@ def test_metrics_within_a_model_of_tf_keras_are_no_parameters():
     class Counts(tf_keras.Model):
         def __init__(self):
             super().__init__()
-            self.dense, self.seen = tf_keras.layers.Dense(3), tf_keras.metrics.Mean(name="seen")
+            self.dense, self.mean = tf_keras.layers.Dense(3), tf_keras.metrics.Mean(name="mean")
             self.dense.build((None, 2))
 
     model = Counts()
@@ -91,7 +91,7 @@ def test_metrics_within_a_model_of_tf_keras_are_no_parameters():
     assert sum(v.shape.num_elements() for v in weights_of(model)) == 9
 
 
-def test_repr_of_a_trainer_says_what_is_known_and_builds_nothing(tmp_path):
+def test_repr_of_a_trainer_shows_its_state_and_does_not_build_it(tmp_path):
     trainer = Small(strategy="default", writers=[])
     assert repr(trainer) == "Small(step 0, strategy default, no model_dir, not built)"
     assert trainer.model is None
@@ -99,29 +99,29 @@ def test_repr_of_a_trainer_says_what_is_known_and_builds_nothing(tmp_path):
     result = trainer.train(2)
     shown = f"Small(step 2, strategy default, model_dir '{tmp_path}/m', {WEIGHTS} parameters)"
     assert repr(trainer) == str(trainer) == shown
-    short = {name: float(f"{value:.6g}") for name, value in result.items()}
-    assert repr(result) == repr(short) and short != result
+    rounded = {name: float(f"{value:.6g}") for name, value in result.items()}
+    assert repr(result) == repr(rounded) and rounded != result
 
 
 def test_repr_counts_replicas_and_works_within_a_graph(two_replicas):
-    class Shows(Small):
+    class Printing(Small):
         def train_step(self, batch):
             shown.append(repr(self))
             return super().train_step(batch)
 
     shown = []
-    trainer = Shows(strategy=two_replicas, writers=[])
+    trainer = Printing(strategy=two_replicas, writers=[])
     trainer.train(1)
-    text = f"Shows(step 0, strategy mirrored with 2 replicas, no model_dir, {WEIGHTS} parameters)"
+    text = f"Printing(step 0, strategy mirrored with 2 replicas, no model_dir, {WEIGHTS} parameters)"
     assert set(shown) == {text}
 
 
-def test_repr_does_not_raise_where_the_constructor_was_not_called():
-    class Forgets(ctl.Trainer):
+def test_repr_does_not_raise_if_the_constructor_was_not_called():
+    class WithoutInit(ctl.Trainer):
         def __init__(self):
             pass
 
-    assert repr(Forgets()) == "Forgets()"
+    assert repr(WithoutInit()) == "WithoutInit()"
 
 
 def test_results_are_dictionaries_with_short_numbers():
@@ -135,7 +135,7 @@ def test_results_are_dictionaries_with_short_numbers():
 
 
 def test_each_loop_that_compiles_is_announced_before_its_progress():
-    writer = Heard()
+    writer = EventWriter()
     trainer = Freezes(
         strategy="default", global_batch_size=8, writers=[writer],
         intervals=every_step(steps_per_loop=1, log=ctl.Every()),

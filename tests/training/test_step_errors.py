@@ -1,4 +1,4 @@
-"""Mistakes of shape, type and structure: one explanation, the user's lines, the error, and no more."""
+"""Reports of errors in a user's step: an explanation, the user's source lines and the error."""
 
 import sys
 
@@ -8,12 +8,12 @@ import pytest
 from conftest import PROGRAMS, environment
 from step_mistakes import MISTAKES, trainer_class
 
-LABELS = r"one integer per example, shape \[b\]\. The batch is .*labels\[:, 0\]"
-WORDS = {
+LABEL_PATTERN = r"one integer per example, shape \[b\]\. The batch is .*labels\[:, 0\]"
+ERROR_PATTERNS = {
     "width": r"another shape than it was built for\. The batch is float32 \(\d+, 5\), int64 \(\d+,\)",
-    "one-hot": LABELS,
-    "one-hot in Keras": LABELS,
-    "labels [b, 1]": LABELS,
+    "one-hot": LABEL_PATTERN,
+    "one-hot in Keras": LABEL_PATTERN,
+    "labels [b, 1]": LABEL_PATTERN,
     "texts": "labels are strings.*StringLookup",
     "texts in Keras": "labels are strings.*StringLookup",
     "range": r"not a class number.*valid range of \[0, 2\)",
@@ -31,23 +31,24 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("name", list(WORDS))
-def test_a_mistake_is_explained_with_the_line_of_the_user(name, replicas, two_replicas):
-    if (name, replicas) == ("unknown rank", 2):
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("name", list(ERROR_PATTERNS))
+def test_a_mistake_is_explained_with_the_line_of_the_user(name, num_replicas, two_replicas):
+    if (name, num_replicas) == ("unknown rank", 2):
         pytest.skip("rows of an unknown shape are refused earlier")
-    strategy = two_replicas if replicas == 2 else "default"
+    strategy = two_replicas if num_replicas == 2 else "default"
     trainer = trainer_class(name)(strategy=strategy, global_batch_size=16, writers=[])
-    with pytest.raises(ctl.UsageError, match=f"(?s){WORDS[name]}") as raised:
+    with pytest.raises(ctl.UsageError, match=f"(?s){ERROR_PATTERNS[name]}") as raised:
         trainer.train(2)
-    text = str(raised.value)
-    assert len(text.splitlines()) <= 12 and "\x1b" not in text and "site-packages" not in text, text
+    error_message = str(raised.value)
+    assert len(error_message.splitlines()) <= 12, error_message
+    assert "\x1b" not in error_message and "site-packages" not in error_message
     assert trainer.step == 0
 
 
 def output_of(name, *flags):
-    words = [sys.executable, str(PROGRAMS / "step_mistakes.py"), name, *flags]
-    return processes.run(words, env=environment())
+    command = [sys.executable, str(PROGRAMS / "step_mistakes.py"), name, *flags]
+    return processes.run(command, env=environment())
 
 
 def test_an_error_of_the_user_is_shown_with_their_own_lines_only():
@@ -72,19 +73,19 @@ def test_an_explained_error_ends_a_script_with_2_and_a_few_lines():
     assert len(script.stderr.splitlines()) <= 14 and "\x1b" not in script.stderr, script.stderr
 
 
-@pytest.mark.parametrize("way", ["flag", "variable"])
-def test_all_frames_are_shown_when_asked_for(way):
-    flags = ["--train_steps=2", "--global_batch_size=16"] if way == "flag" else []
-    words = [sys.executable, str(PROGRAMS / "step_mistakes.py"), "raises", *flags]
-    more = {} if way == "flag" else {"TF_CPP_MIN_LOG_LEVEL": "0"}
-    words += ["--full_traceback"] if way == "flag" else []
-    program = processes.run(words, env=environment(**more))
+@pytest.mark.parametrize("option", ["flag", "variable"])
+def test_all_frames_are_shown_on_request(option):
+    flags = ["--train_steps=2", "--global_batch_size=16"] if option == "flag" else []
+    command = [sys.executable, str(PROGRAMS / "step_mistakes.py"), "raises", *flags]
+    variables = {} if option == "flag" else {"TF_CPP_MIN_LOG_LEVEL": "0"}
+    command += ["--full_traceback"] if option == "flag" else []
+    program = processes.run(command, env=environment(**variables))
     assert program.returncode == 1
     assert "Traceback (most recent call last)" in program.stderr and "site-packages" in program.stderr
 
 
 def test_every_mistake_of_the_program_is_tested():
-    assert {*WORDS, "raises"} == {*MISTAKES}
+    assert {*ERROR_PATTERNS, "raises"} == {*MISTAKES}
 
 
 @pytest.mark.workers
@@ -100,4 +101,4 @@ def test_two_workers_print_the_report_once(name, tmp_path):
     assert output.count(line) == 1, output
     other = (tmp_path / "workers" / "job_1.log").read_text()
     assert line not in other
-    assert "as on the chief, " in other or "error" not in other  # or it was ended before
+    assert "as on the chief, " in other or "error" not in other  # or the worker was ended before

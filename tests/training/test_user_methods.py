@@ -13,14 +13,14 @@ def test_a_method_is_the_user_s_if_a_subclass_or_the_object_defines_it(name):
         return None
 
     inherits = type("Inherits", (ctl.Trainer,), {})
-    for kind, expected in (
+    for cls, expected in (
         (inherits, False),
         (type("Restores", (inherits,), {name: getattr(ctl.Trainer, name)}), False),
         (type("Defines", (inherits,), {name: method}), True),
         (type("Mixes", (type("Mixin", (), {name: method}), ctl.Trainer), {}), True),
         (type("Disables", (inherits,), {name: None}), False),
     ):
-        assert is_defined_by_user(kind(strategy="default", writers=[]), name) == expected, kind
+        assert is_defined_by_user(cls(strategy="default", writers=[]), name) == expected, cls
     trainer = inherits(strategy="default", writers=[])
     setattr(trainer, name, lambda *arguments: None)
     assert is_defined_by_user(trainer, name)
@@ -30,7 +30,7 @@ def test_methods_of_keras_trainer_count_as_defined():
     assert is_defined_by_user(object.__new__(ctl.KerasTrainer), "eval_step")
 
 
-def test_the_defaults_return_nothing_to_serve_and_no_averages():
+def test_the_defaults_return_no_signatures_and_no_averages():
     methods = UserMethods()
     assert methods.signatures() == {} and methods.moving_averages() is None
     with pytest.raises(NotImplementedError):

@@ -1,4 +1,4 @@
-"""One device, two replicas and two processes give the same numbers; test_strategy_matrix.py has more."""
+"""Equal results of one device, two replicas and two processes; test_strategy_matrix.py has more cases."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,13 @@ STEPS = 60
 
 @pytest.fixture(scope="module")
 def traces(run_program):
-    """Losses, weight digests and evaluations of the models: {"one_device": ..., "worker 1": ...}."""
+    """Returns losses, weight digests and evaluations of the models by strategy and worker."""
     program = "tests/programs/compare.py"
-    one = run_program(1, [program, "one_device", str(STEPS)])
-    two = run_program(1, [program, "mirrored", str(STEPS)])
+    single = run_program(1, [program, "one_device", str(STEPS)])
+    mirrored = run_program(1, [program, "mirrored", str(STEPS)])
     workers = run_program(2, [program, "multi_worker", str(STEPS)])
     return {
-        "one_device": one[0].json, "mirrored": two[0].json,
+        "one_device": single[0].json, "mirrored": mirrored[0].json,
         "worker 0": workers[0].json, "worker 1": workers[1].json,
     }  # fmt: skip
 
@@ -26,7 +26,7 @@ def test_losses_are_equal_on_one_device_two_replicas_and_two_workers(traces, fra
     key = f"{framework} {optimizer}"
     expected = traces["one_device"][key]["losses"]
     assert len(expected) == STEPS
-    assert expected[-1] < 0.8 * expected[0], "it learned nothing, so it proves nothing"
+    assert expected[-1] < 0.8 * expected[0], "the loss did not decrease, so the test checks nothing"
     for where in ("mirrored", "worker 0"):
         np.testing.assert_allclose(traces[where][key]["losses"], expected, atol=1e-5, rtol=0)
 

@@ -1,4 +1,4 @@
-"""`ctl.fit` on two workers, where `Model.fit` fails: the numbers of `Model.fit` on one device."""
+"""`ctl.fit` on two workers, where `Model.fit` fails: the results of `Model.fit` on one device."""
 
 import json
 import sys
@@ -13,25 +13,25 @@ from fitting import agreed, assert_same, fitted
 from models.data import digits
 
 pytestmark = pytest.mark.workers
-# of each what workers do in another way than two replicas, which have all the cases
+# a selection: code paths that differ between workers and local replicas
 CASES = ("adam", "average every 5", "two outputs", "normalised", "endless dataset")
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def output_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("callbacks")
 
 
 @pytest.fixture(scope="module")
-def workers(run_program, written):
-    return run_program(2, ["tests/programs/fitting.py", "multi_worker", ",".join(CASES), str(written)])
+def workers(run_program, output_dir):
+    return run_program(2, ["tests/programs/fitting.py", "multi_worker", ",".join(CASES), str(output_dir)])
 
 
-def test_what_keras_callbacks_of_the_chief_decide_counts_on_both_workers(workers, written, tmp_path):
+def test_decisions_of_the_chief_s_keras_callbacks_apply_on_both_workers(workers, output_dir, tmp_path):
     first, second = (w.json["agreed"] for w in workers)
     assert first["history"] == second["history"] and first["weights"] == second["weights"]
     assert first["seen"] == second["seen"] and first["stop"] == second["stop"] is True
-    assert sorted(p.name for p in written.iterdir()) == ["0.csv", "0.keras"]
+    assert sorted(p.name for p in output_dir.iterdir()) == ["0.csv", "0.keras"]
     expected = agreed(None, tmp_path)
     assert [s[0] for s in first["seen"]] == [s[0] for s in expected["seen"]] == [0, 1]
     for a, b in zip(first["weights"], expected["weights"], strict=True):
@@ -58,9 +58,9 @@ def test_the_tutorial_s_script_runs_with_three_changed_lines(run_program, tmp_pa
 
 
 def test_workers_that_shuffle_without_a_seed_are_refused(run_program, tmp_path):
-    text = (ROOT / "tests/programs/keras_tutorial.py").read_text()
+    source = (ROOT / "tests/programs/keras_tutorial.py").read_text()
     script = tmp_path / "tutorial.py"
-    script.write_text(text.replace("ctl.make_strategy()", "tf.distribute.MultiWorkerMirroredStrategy()"))
+    script.write_text(source.replace("ctl.make_strategy()", "tf.distribute.MultiWorkerMirroredStrategy()"))
     for result in run_program(2, [str(script), str(tmp_path), "5"]):
         assert result.code == 2
         assert "is shuffled without a seed" in result.output
@@ -69,14 +69,14 @@ def test_workers_that_shuffle_without_a_seed_are_refused(run_program, tmp_path):
 @pytest.mark.slow
 def test_parameter_servers_train_a_compiled_model_and_count_every_example(tmp_path):
     program = str(ROOT / "tests/programs/fit_served.py")
-    done = processes.run(
+    completed = processes.run(
         [sys.executable, "-m", "ctl", "launch", "--workers=2", "--ps=1", "--chief",
          f"--log_dir={tmp_path}", "--", sys.executable, program],
         env=environment(), timeout=TIMEOUT_SECS,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    found = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
-    assert found["iterations"] == 6 * 16
-    right = np.asarray(found["accuracy"]) * 512
-    np.testing.assert_allclose(right, np.round(right), atol=1e-3)  # no example was lost or counted twice
-    assert found["val_accuracy"][-1] > 0.9
+    assert completed.returncode == 0, completed.stdout[-2000:] + completed.stderr[-2000:]
+    history = json.loads([line for line in completed.stdout.splitlines() if line.startswith("{")][-1])
+    assert history["iterations"] == 6 * 16
+    num_correct = np.asarray(history["accuracy"]) * 512
+    np.testing.assert_allclose(num_correct, np.round(num_correct), atol=1e-3)  # each example counted once
+    assert history["val_accuracy"][-1] > 0.9

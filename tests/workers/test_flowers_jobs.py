@@ -1,4 +1,4 @@
-"""Flowers as people run it: it learns, predicts, is served without ctl, and resumes to the bit."""
+"""The flowers model in real jobs: training, prediction, serving without ctl, and an exact resume."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.workers
 FLOWERS = [sys.executable, "-m", "models.flowers"]
 LAUNCH = [sys.executable, "-m", "ctl.launch", "--workers=2", "--"]
 SMALL = ["--image_size=24", "--log_every_steps=1", "--steps_per_loop=1"]
-PLACES = {
+COMMANDS = {
     "one device": [*FLOWERS, "--global_batch_size=8", "--cache=none"],
     "mirrored": [*FLOWERS, "--batch_size_per_replica=4", "--strategy=mirrored", "--num_virtual_devices=2"],
     "two workers": [*LAUNCH, *FLOWERS, "--batch_size_per_replica=4", "--cache=none"],
@@ -53,15 +53,15 @@ def run(command, *options):
     return SimpleNamespace(code=process.returncode, out=out, err=err)
 
 
-def rows(model_dir, which="train"):
+def rows(model_dir, run_name="train"):
     path = model_dir / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("}")]
-    return [(r["step"], r["loss"], r["accuracy"]) for r in found if r["run"] == which]
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    return [(r["step"], r["loss"], r["accuracy"]) for r in records if r["run"] == run_name]
 
 
 def served(run_program, model_dir, paths):
-    """What the exported model answers in a process that knows nothing of ctl."""
+    """Returns the response of the exported model in a process without ctl."""
     export = str(model_dir / "export" / "saved_model")
     (result,) = run_program(1, ["-c", SERVE, export, *map(str, paths)], fresh=True)
     assert result.code == 0, result.output
@@ -69,72 +69,72 @@ def served(run_program, model_dir, paths):
 
 
 def predicted(model_dir, images, *options):
-    done = run(FLOWERS, "--mode=predict", f"--model_dir={model_dir}", f"--images={images}", *options)
-    assert done.code == 0, done.err
-    return [json.loads(line) for line in done.out.splitlines()]
+    completed = run(FLOWERS, "--mode=predict", f"--model_dir={model_dir}", f"--images={images}", *options)
+    assert completed.code == 0, completed.err
+    return [json.loads(line) for line in completed.out.splitlines()]
 
 
-def assert_same(answer, found):
-    """What the SavedModel serves is what --mode=predict printed."""
-    assert not answer["ctl"]
-    for row in found:
+def assert_same(response, predictions):
+    """Compares the response of the SavedModel with the output of --mode=predict."""
+    assert not response["ctl"]
+    for row in predictions:
         assert row["probability"] == row["probabilities"][row["label"]]
-    assert answer["labels"] == [row["label"] for row in found]
-    assert [sample.CLASSES[i] for i in answer["classes"]] == answer["labels"]
-    expected = [list(row["probabilities"].values()) for row in found]
-    np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-5)
+    assert response["labels"] == [row["label"] for row in predictions]
+    assert [sample.CLASSES[i] for i in response["classes"]] == response["labels"]
+    expected = [list(row["probabilities"].values()) for row in predictions]
+    np.testing.assert_allclose(response["probabilities"], expected, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Five classes of twelve photos."""
+    """Returns a directory with five classes of twelve photos."""
     return sample.make(tmp_path_factory.mktemp("photos"), per_class=12, height=60, width=80)
 
 
 @pytest.mark.slow
-def test_it_learns_five_classes_at_180_pixels_and_serves_what_it_predicts(run_program, tmp_path):
+def test_a_model_of_five_classes_at_180_pixels_is_trained_and_served(run_program, tmp_path):
     for module in ("skimage", "sklearn"):
-        pytest.importorskip(module, reason="its pictures are needed: pip install '.[slow]', or make slow")
+        pytest.importorskip(module, reason="provides the pictures: pip install '.[slow]', or make slow")
     large = sample.make(tmp_path, per_class=60, sources=sample.photographed)
     model_dir = tmp_path / "run"
-    done = run(FLOWERS, f"--data_dir={large}", f"--model_dir={model_dir}", "--train_steps=64")
-    assert done.code == 0, done.err
-    assert "32 examples, 32 per replica" in done.out
+    completed = run(FLOWERS, f"--data_dir={large}", f"--model_dir={model_dir}", "--train_steps=64")
+    assert completed.code == 0, completed.err
+    assert "32 examples, 32 per replica" in completed.out
     assert rows(model_dir, "eval")[-1][2] >= 0.85
     paths = [large / name / "0007.jpg" for name in sample.CLASSES]
-    found = predicted(model_dir, ",".join(map(str, [*paths, large / "LICENSE.txt"])))
-    assert found.pop()["error"] == "not a JPEG"
-    assert [row["path"] for row in found] == list(map(str, paths))
-    assert_same(served(run_program, model_dir, paths), found)
+    predictions = predicted(model_dir, ",".join(map(str, [*paths, large / "LICENSE.txt"])))
+    assert predictions.pop()["error"] == "not a JPEG"
+    assert [row["path"] for row in predictions] == list(map(str, paths))
+    assert_same(served(run_program, model_dir, paths), predictions)
 
 
-@pytest.mark.parametrize("place", [pytest.param("mirrored", marks=pytest.mark.slow), "two workers"])
-def test_several_replicas_leave_one_model_that_is_served(run_program, photos, tmp_path, place):
+@pytest.mark.parametrize("command", [pytest.param("mirrored", marks=pytest.mark.slow), "two workers"])
+def test_several_replicas_export_one_model_that_is_served(run_program, photos, tmp_path, command):
     model_dir = tmp_path / "run"
     options = [*SMALL, f"--data_dir={photos}", f"--model_dir={model_dir}", "--train_steps=4"]
-    done = run(PLACES[place], *options)
-    assert done.code == 0, done.out + done.err
-    assert "8 examples, 4 per replica" in done.out
+    completed = run(COMMANDS[command], *options)
+    assert completed.code == 0, completed.out + completed.err
+    assert "8 examples, 4 per replica" in completed.out
     assert {p.name for p in (model_dir / "export").iterdir()} == {"model.keras", "saved_model"}
     assert not list(model_dir.rglob("workertemp*"))
     paths = [photos / "china" / "0003.jpg", photos / "gravel" / "0005.jpg"]
-    answer = served(run_program, model_dir, paths)
-    assert_same(answer, predicted(model_dir, ",".join(map(str, paths))))
+    response = served(run_program, model_dir, paths)
+    assert_same(response, predicted(model_dir, ",".join(map(str, paths))))
 
 
 @pytest.mark.slow
-def test_workers_that_look_at_a_share_each_leave_out_the_same_files(photos, tmp_path):
-    """Each looks at every second file only; the numbers are those of one device that looks at all."""
+def test_workers_that_check_a_share_of_files_each_skip_the_same_files(photos, tmp_path):
+    """Each worker checks every second file; the losses equal those of one device that checks all files."""
     for i in (0, 1, 2, 3):
         (photos / "brick" / f"bad{i}.jpg").write_bytes(b"")
     losses = []
-    for place in ("one device", "two workers"):
-        model_dir = tmp_path / place.replace(" ", "_")
-        done = run(PLACES[place], *SMALL, f"--data_dir={photos}", f"--model_dir={model_dir}",
-                   "--train_steps=4", "--export=none")  # fmt: skip
-        assert done.code == 0, done.out + done.err
-        assert (done.out + done.err).count("cannot be used") == 1
-        assert "4 of 64 files" in done.out + done.err
+    for name in ("one device", "two workers"):
+        model_dir = tmp_path / name.replace(" ", "_")
+        completed = run(COMMANDS[name], *SMALL, f"--data_dir={photos}", f"--model_dir={model_dir}",
+                        "--train_steps=4", "--export=none")  # fmt: skip
+        assert completed.code == 0, completed.out + completed.err
+        assert (completed.out + completed.err).count("cannot be used") == 1
+        assert "4 of 64 files" in completed.out + completed.err
         losses.append([loss for _, loss, _ in rows(model_dir)])
     assert len(losses[0]) == 4
     np.testing.assert_allclose(*losses, rtol=1e-4)
@@ -142,37 +142,37 @@ def test_workers_that_look_at_a_share_each_leave_out_the_same_files(photos, tmp_
         (photos / "brick" / f"bad{i}.jpg").unlink()
 
 
-@pytest.mark.parametrize("place", ["one device", pytest.param("two workers", marks=pytest.mark.slow)])
-def test_a_run_interrupted_within_an_epoch_goes_on_as_if_it_was_not(photos, tmp_path, place):
+@pytest.mark.parametrize("command", ["one device", pytest.param("two workers", marks=pytest.mark.slow)])
+def test_a_run_interrupted_within_an_epoch_resumes_exactly(photos, tmp_path, command):
     """An epoch has six batches; the interruption comes after the third, or a little later."""
     options = [*SMALL, f"--data_dir={photos}", "--train_steps=40", "--export=none"]
-    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    assert run(PLACES[place], *options, f"--model_dir={unbroken}").code == 0
+    unbroken, interrupted = tmp_path / "unbroken", tmp_path / "broken"
+    assert run(COMMANDS[command], *options, f"--model_dir={unbroken}").code == 0
     with (tmp_path / "log").open("w+") as log:
-        process = start(slowly(PLACES[place]), *options, f"--model_dir={broken}", log=log)
+        process = start(slowly(COMMANDS[command]), *options, f"--model_dir={interrupted}", log=log)
         deadline = time.monotonic() + TIMEOUT_SECS
-        while len(rows(broken)) < 3:
+        while len(rows(interrupted)) < 3:
             assert process.poll() is None and time.monotonic() < deadline, log.name
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_SECS) == 130
-    stopped_at = rows(broken)[-1][0]
+    stopped_at = rows(interrupted)[-1][0]
     assert 3 <= stopped_at < 40
-    done = run(PLACES[place], *options, f"--model_dir={broken}")
-    assert done.code == 0 and f"resuming at step {stopped_at}" in done.out, done.err
-    assert rows(broken) == rows(unbroken)
-    assert rows(broken, "eval") == rows(unbroken, "eval")
+    completed = run(COMMANDS[command], *options, f"--model_dir={interrupted}")
+    assert completed.code == 0 and f"resuming at step {stopped_at}" in completed.out, completed.err
+    assert rows(interrupted) == rows(unbroken)
+    assert rows(interrupted, "eval") == rows(unbroken, "eval")
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "error_message"),
     [
         (["--batch_size_per_replica=8", "--global_batch_size=16"], "expected one of them"),
         (["--data_dir=/nowhere"], "--data_dir=/nowhere does not exist"),
     ],
     ids=["two batch sizes", "no directory"],
 )
-def test_a_bad_setting_of_flowers_ends_with_2_and_one_line(photos, options, words):
-    done = run(FLOWERS, f"--data_dir={photos}", "--train_steps=1", *options)
-    assert done.code == 2 and words in done.err, done.err
-    assert len(done.err.splitlines()) == 1 and done.err.startswith("error: ")
+def test_a_bad_setting_of_flowers_ends_with_2_and_one_line(photos, options, error_message):
+    completed = run(FLOWERS, f"--data_dir={photos}", "--train_steps=1", *options)
+    assert completed.code == 2 and error_message in completed.err, completed.err
+    assert len(completed.err.splitlines()) == 1 and completed.err.startswith("error: ")

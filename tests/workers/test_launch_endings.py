@@ -1,4 +1,4 @@
-"""How a launched job ends: signals, lost ports, terminals."""
+"""Termination of launched jobs: signals, lost ports, terminals."""
 
 import fcntl
 import os
@@ -14,14 +14,14 @@ from launching import TELL_SIGNALS, is_alive, pid_of, read_until, wait_for
 
 pytestmark = pytest.mark.workers
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a promise for Linux")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="supported on Linux only")
 
 
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
 )
 def test_a_signal_to_the_launcher_reaches_every_worker_once(job, signum, code):
-    # After the first signal each worker stays for a while: a second one would be told too.
+    # After the first signal each worker stays for a while, so that it would log a second one.
     job.start(TELL_SIGNALS + "wait_for(lambda: got)\ntime.sleep(0.3)\nsys.exit(143)", "--workers=2")
     job.wait_for_logs("ready")
     job.process.send_signal(signum)
@@ -30,7 +30,7 @@ def test_a_signal_to_the_launcher_reaches_every_worker_once(job, signum, code):
     assert [job.log(i) for i in range(2)] == [f"ready\ngot {name}\n"] * 2
 
 
-def test_workers_that_end_with_0_when_asked_to_make_it_0(job):
+def test_workers_that_exit_with_0_after_a_signal_make_the_exit_code_0(job):
     job.start(TELL_SIGNALS + "wait_for(lambda: got)", "--workers=2")
     job.wait_for_logs("ready")
     job.process.send_signal(signal.SIGTERM)
@@ -70,7 +70,7 @@ def test_a_killed_launcher_leaves_no_worker(job):
 
 
 @LINUX
-def test_what_a_worker_has_started_ends_with_it(job):
+def test_processes_started_by_a_worker_end_with_it(job):
     code, _, _ = job.run(
         """
         import subprocess
@@ -82,7 +82,7 @@ def test_what_a_worker_has_started_ends_with_it(job):
     wait_for(lambda: not is_alive(pid_of(job, 0)))
 
 
-def test_a_worker_that_lost_its_port_starts_all_once_more_on_other_ports(job):
+def test_a_worker_that_lost_its_port_restarts_all_workers_on_other_ports(job):
     code, _, err = job.run(
         """
         (here / "start").open("a").write(str(job))
@@ -115,11 +115,11 @@ def test_a_port_lost_twice_is_a_failure(job):
 
 @pytest.fixture
 def terminal():
-    """Two ends of a terminal of 33 lines and 101 columns: ours, and the launcher's."""
-    ours, launchers = pty.openpty()
-    set_size(ours, 33, 101)
-    yield ours, launchers
-    os.close(ours)
+    """Yields both ends of a terminal with 33 lines and 101 columns: the test's and the launcher's."""
+    test_end, launcher_end = pty.openpty()
+    set_size(test_end, 33, 101)
+    yield test_end, launcher_end
+    os.close(test_end)
 
 
 def set_size(stream, lines, columns):
@@ -127,26 +127,26 @@ def set_size(stream, lines, columns):
 
 
 def start_on(terminal, job, worker, *options):
-    """Starts the launcher as a shell would: it leads the terminal's foreground group."""
-    ours, launchers = terminal
-    lead = (
+    """Starts the launcher as the leader of the terminal's foreground group, as a shell does."""
+    test_end, launcher_end = terminal
+    lead_foreground = (
         "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
     job.start(
         worker,
         *options,
-        under=(sys.executable, "-c", lead),
-        stdin=launchers,
-        stdout=launchers,
-        stderr=launchers,
+        under=(sys.executable, "-c", lead_foreground),
+        stdin=launcher_end,
+        stdout=launcher_end,
+        stderr=launcher_end,
         start_new_session=True,
     )
-    os.close(launchers)
-    return ours
+    os.close(launcher_end)
+    return test_end
 
 
-def test_on_a_terminal_the_chief_has_one_too_and_its_log_stays_readable(job, terminal):
+def test_the_chief_has_the_launcher_s_terminal_and_a_readable_log(job, terminal):
     screen = start_on(
         terminal,
         job,
@@ -159,8 +159,8 @@ def test_on_a_terminal_the_chief_has_one_too_and_its_log_stays_readable(job, ter
         """,
         "--workers=2",
     )
-    seen = read_until(screen, b"30%\x1b[0m\r\n")
-    assert b"True True 33 lines 101 columns\r\n\r10%\r\x1b[2K\x1b[32m20%" in seen
+    output = read_until(screen, b"30%\x1b[0m\r\n")
+    assert b"True True 33 lines 101 columns\r\n\r10%\r\x1b[2K\x1b[32m20%" in output
     set_size(screen, 33, 55)
     read_until(screen, b"the end\r\n")
     assert job.end()[0] == 0

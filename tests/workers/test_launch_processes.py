@@ -1,4 +1,4 @@
-"""The launcher with real processes: their place in the cluster, logs, console, exit codes."""
+"""The launcher with real processes: position in the cluster, logs, console, exit codes."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from launching import TELL_SIGNALS, TIMEOUT_SECS, pid_of, read_until, wait_for
 
 pytestmark = pytest.mark.workers
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a promise for Linux")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="supported on Linux only")
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,16 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a promise for Linux"
         (["--chief", "--workers=2"], [("chief", 0), ("worker", 0), ("worker", 1)]),
     ],
 )
-def test_each_process_gets_its_place_in_one_cluster(job, options, expected):
+def test_each_process_gets_its_position_in_one_cluster(job, options, expected):
     code, _, err = job.run("print(os.environ['TF_CONFIG'])", *options)
     assert (code, err) == (0, f"ctl launch: starting {job_count(expected)}, logs in {job.logs}\n")
     configs = [json.loads(job.log(i)) for i in range(len(expected))]
     assert [(c["task"]["type"], c["task"]["index"]) for c in configs] == expected
     cluster = configs[0]["cluster"]
     assert all(config["cluster"] == cluster for config in configs)
-    counts = {kind: [k for k, _ in expected].count(kind) for kind, _ in expected}
-    assert {kind: len(addresses) for kind, addresses in cluster.items()} == counts
-    addresses = {address for kind in cluster.values() for address in kind}
+    counts = {task_type: [t for t, _ in expected].count(task_type) for task_type, _ in expected}
+    assert {task_type: len(addresses) for task_type, addresses in cluster.items()} == counts
+    addresses = {address for task_addresses in cluster.values() for address in task_addresses}
     assert len(addresses) == len(expected) and all("127.0.0.1:" in a for a in addresses)
 
 
@@ -39,13 +39,13 @@ def job_count(expected):
     return f"{len(expected)} process" + "es" * (len(expected) > 1)
 
 
-def test_a_tf_config_of_the_parent_is_replaced_and_that_is_said(job):
+def test_a_tf_config_of_the_parent_is_replaced_and_this_is_logged(job):
     code, out, err = job.run("print(os.environ['TF_CONFIG'])", env={"TF_CONFIG": "an old one"})
     assert code == 0 and "ignoring the TF_CONFIG of this process" in err
     assert json.loads(out)["task"] == {"type": "worker", "index": 0}
 
 
-def test_what_a_platform_said_of_the_launcher_is_not_said_of_its_workers(job):
+def test_workers_do_not_inherit_the_platform_variables_of_the_launcher(job):
     outer = {"CLUSTER_SPEC": "{}", "CTL_WORKERS": "a:1,b:1", "CTL_TASK_INDEX": "1", "SM_HOSTS": "[]",
              "SLURM_PROCID": "1", "OMPI_COMM_WORLD_RANK": "1", "JOB_COMPLETION_INDEX": "1"}  # fmt: skip
     code, out, _ = job.run(f"print(sorted(set(os.environ) & set({sorted(outer)})))", env=outer)
@@ -69,31 +69,31 @@ def test_the_chief_is_on_the_console_while_it_runs_and_unaltered(job):
         """,
         "--workers=2",
     )
-    seen = read_until(job.process.stdout.fileno(), b"no line end")
-    assert seen == b"10%\r\x1b[1m20%\xff\x00 no line end"
+    output = read_until(job.process.stdout.fileno(), b"no line end")
+    assert output == b"10%\r\x1b[1m20%\xff\x00 no line end"
     (job.dir / "seen").touch()
     assert job.end()[0] == 0
-    assert (job.logs / "job_0.log").read_bytes() == seen
+    assert (job.logs / "job_0.log").read_bytes() == output
 
 
-def test_all_that_the_chief_wrote_is_there_when_the_launcher_ends(job):
+def test_the_whole_output_of_the_chief_is_printed_when_the_launcher_ends(job):
     code, out, _ = job.run("sys.stdout.write('0123456789abcde\\n' * 100_000)")
     assert code == 0 and out == b"0123456789abcde\n" * 100_000
     assert job.log(0).encode() == out
 
 
 @LINUX
-def test_a_slow_console_still_gets_all_that_the_chief_wrote(job):
+def test_a_slow_console_gets_the_whole_output_of_the_chief(job):
     job.start("print('pid', os.getpid())\nsys.stdout.write('0123456789abcde\\n' * 6_000)")
     worker = Path(f"/proc/{pid_of(job, 0)}")
     wait_for(lambda: not worker.exists())
-    with pytest.raises(subprocess.TimeoutExpired):  # the launcher stays until all is taken
+    with pytest.raises(subprocess.TimeoutExpired):  # the launcher runs until its output is read
         job.process.wait(0.5)
     out, _ = job.process.communicate(timeout=TIMEOUT_SECS)
     assert out.count(b"0123456789abcde\n") == job.log(0).count("0123456789abcde\n") == 6_000
 
 
-def test_a_console_that_goes_away_does_not_end_the_job(job):
+def test_a_closed_console_does_not_end_the_job(job):
     job.start(
         """
         print("first")
@@ -135,7 +135,7 @@ def test_a_failing_chief_is_named_and_not_shown_twice(job):
     assert "chief 0 (job 0) failed first: exit code 5" in err and "last words" not in err
 
 
-def test_a_worker_ended_by_a_signal_is_128_and_its_number(job):
+def test_the_exit_code_of_a_signal_is_128_and_its_number(job):
     code, _, err = job.run(
         "if job: os.kill(os.getpid(), signal.SIGKILL)\nwait_for(lambda: False)",
         "--workers=2", "--max_restarts=0",
@@ -177,37 +177,37 @@ def test_workers_may_end_a_little_after_the_chief(job):
     assert code == 0
 
 
-def test_workers_that_outlive_a_chief_that_is_done_are_ended_with_a_warning(job):
+def test_workers_that_outlive_a_finished_chief_are_ended_with_a_warning(job):
     code, _, err = job.run("wait_for(lambda: job == 0)", "--workers=2", "--grace_secs=0.5")
     assert code == 0
     assert "worker 0 (job 0) has finished, but other processes are still running after 0.5 s" in err
     assert "warning: worker 1 (job 1) did not exit after the chief had finished" in err
 
 
-@pytest.mark.parametrize(("how", "code"), [("os.abort()", 0), ("sys.exit(3)", 3)])
-def test_a_crash_after_the_chief_was_done_is_a_warning_and_an_error_is_not(job, how, code):
-    ended, _, err = job.run(
+@pytest.mark.parametrize(("ending", "code"), [("os.abort()", 0), ("sys.exit(3)", 3)])
+def test_a_crash_after_the_end_of_the_chief_is_a_warning_and_an_error_is_not(job, ending, code):
+    exit_code, _, err = job.run(
         f"""
         if job == 0: leave_pid(here / "pid")
         else:
             wait_for_end_of(here / "pid")
-            {how}
+            {ending}
         """,
         "--workers=2",
         "--max_restarts=0",
     )
-    assert ended == code
+    assert exit_code == code
     warning = "warning: worker 1 (job 1) ended with SIGABRT after the chief had finished"
     assert (warning in err) == (code == 0)
 
 
 def test_a_second_launcher_leaves_the_logs_of_the_first_alone(job):
-    """Also before the first one's LOCK is there."""
+    """The second launcher may start before the first one has written its LOCK."""
     job.start("print('mine', flush=True)\nwait_for((here / 'go').exists)", "--workers=1")
     wait_for(lambda: "mine\n" in job.log(0))
-    words = [sys.executable, "-m", "ctl", "launch", f"--log_dir={job.logs}", "--", "true"]
+    command = [sys.executable, "-m", "ctl", "launch", f"--log_dir={job.logs}", "--", "true"]
     second = subprocess.run(
-        words, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False
+        command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False
     )
     assert second.returncode == 2 and "is in use: ctl launch, process" in second.stderr
     assert job.log(0) == "mine\n"

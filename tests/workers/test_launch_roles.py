@@ -1,4 +1,4 @@
-"""Chief, workers, parameter servers and an evaluator in one job: places, logs, ends, restarts."""
+"""Jobs with chief, workers, parameter servers and an evaluator: cluster, logs, exits, restarts."""
 
 import json
 import os
@@ -10,13 +10,13 @@ from launching import TELL_SIGNALS, is_alive, pid_of, read_until, wait_for
 
 pytestmark = pytest.mark.workers
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a promise for Linux")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="supported on Linux only")
 ALL = ("--workers=2", "--ps=1", "--evaluator", "--chief")
 LOGS = ("job_0", "job_1", "job_2", "ps_0", "evaluator_0")
 
 
 @pytest.mark.smoke
-def test_every_role_gets_its_place_in_one_cluster_and_a_log_of_its_name(job):
+def test_every_role_gets_its_position_in_one_cluster_and_a_log_of_its_name(job):
     code, _, err = job.run("print(os.environ['TF_CONFIG'])", *ALL)
     assert (code, err) == (0, f"ctl launch: starting 5 processes, logs in {job.logs}\n")
     configs = {name: json.loads(job.log(name)) for name in LOGS}
@@ -26,13 +26,13 @@ def test_every_role_gets_its_place_in_one_cluster_and_a_log_of_its_name(job):
     ]  # fmt: skip
     cluster = configs["ps_0"]["cluster"]
     assert all(c["cluster"] == cluster for c in configs.values())
-    assert {kind: len(a) for kind, a in cluster.items()} == {
+    assert {task_type: len(a) for task_type, a in cluster.items()} == {
         "chief": 1, "worker": 2, "ps": 1, "evaluator": 1,
     }  # fmt: skip
-    assert len({address for kind in cluster.values() for address in kind}) == 5
+    assert len({address for addresses in cluster.values() for address in addresses}) == 5
 
 
-def test_parameter_servers_without_a_chief_get_one_and_one_line_says_so(job):
+def test_parameter_servers_without_a_chief_get_one_and_one_line_is_logged(job):
     code, out, err = job.run("print(role)", "--ps=1")
     assert (code, out) == (0, b"chief\n")
     assert err.splitlines() == [
@@ -47,7 +47,7 @@ def test_an_evaluator_needs_no_chief(job):
     assert "chief" not in json.dumps(os.listdir(job.logs))
 
 
-def test_an_evaluator_that_fails_is_named_once_and_ends_nothing(job):
+def test_an_evaluator_that_fails_is_named_once_and_does_not_end_the_job(job):
     code, _, err = job.run(
         """
         if role == "evaluator":
@@ -64,7 +64,7 @@ def test_an_evaluator_that_fails_is_named_once_and_ends_nothing(job):
     ]
 
 
-def test_an_evaluator_is_waited_for_when_training_is_done(job):
+def test_the_launcher_waits_for_an_evaluator_after_the_training(job):
     job.start(
         """
         if role == "evaluator":
@@ -96,8 +96,8 @@ sys.exit(5)
     assert "worker 0 (job 0) failed first: exit code 5" in err and "evaluator 0 failed" not in err
 
 
-@pytest.mark.parametrize("way", ["by themselves", "when they are ended"])
-def test_servers_end_with_the_chief_and_are_no_failure(job, way):
+@pytest.mark.parametrize("with_signal", [False, True])
+def test_servers_end_with_the_chief_and_are_no_failure(job, with_signal):
     code, _, err = job.run(
         f"""
         if role == "chief":
@@ -105,7 +105,7 @@ def test_servers_end_with_the_chief_and_are_no_failure(job, way):
             sys.exit()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         wait_for_end_of(here / "pid")
-        if {way == "by themselves"}: sys.exit(1 if role == "ps" else 134)
+        if {not with_signal}: sys.exit(1 if role == "ps" else 134)
         wait_for(lambda: False)
         """,
         "--workers=2",
@@ -116,7 +116,7 @@ def test_servers_end_with_the_chief_and_are_no_failure(job, way):
     assert [line for line in err.splitlines() if "failed" in line or "did not end" in line] == []
 
 
-def test_a_worker_that_dies_beside_parameter_servers_is_started_again_in_its_place(job):
+def test_a_killed_worker_of_parameter_servers_is_restarted_with_its_index(job):
     code, _, err = job.run(
         """
         print(role, index, task["cluster"][role][index])
@@ -139,7 +139,7 @@ def test_a_worker_that_dies_beside_parameter_servers_is_started_again_in_its_pla
 
 
 @LINUX
-def test_a_worker_started_again_ends_with_a_killed_launcher_too(job):
+def test_a_restarted_worker_ends_with_a_killed_launcher_too(job):
     job.start(
         """
         (here / f"{role}").open("a").write("x")
@@ -156,24 +156,24 @@ def test_a_worker_started_again_ends_with_a_killed_launcher_too(job):
     wait_for(lambda: not any(map(is_alive, pids)))
 
 
-@pytest.mark.parametrize("who", ["ps", "chief"])
-def test_a_dead_parameter_server_or_chief_ends_the_job(job, who):
+@pytest.mark.parametrize("role", ["ps", "chief"])
+def test_a_dead_parameter_server_or_chief_ends_the_job(job, role):
     code, _, err = job.run(
         f"""
-        if role == "{who}": os.kill(os.getpid(), signal.SIGKILL)
+        if role == "{role}": os.kill(os.getpid(), signal.SIGKILL)
         wait_for(lambda: False)
         """,
         "--ps=1",
         "--evaluator",
         "--max_restarts=0",
     )
-    called = "ps 0" if who == "ps" else "chief 0 (job 0)"
-    log = "ps_0" if who == "ps" else "job_0"
+    task_name = "ps 0" if role == "ps" else "chief 0 (job 0)"
+    log = "ps_0" if role == "ps" else "job_0"
     assert code == 137
-    assert f"{called} failed first: SIGKILL; its log is {job.logs}/{log}.log" in err
+    assert f"{task_name} failed first: SIGKILL; its log is {job.logs}/{log}.log" in err
 
 
-def test_when_no_worker_is_left_beside_the_servers_the_job_ends(job):
+def test_the_job_ends_when_no_worker_of_the_servers_is_running(job):
     code, _, err = job.run("if role == 'worker': sys.exit(3)\nwait_for(lambda: False)", "--ps=1")
     assert code == 3 and "worker 0 (job 1) failed first: exit code 3" in err
     assert err.count("restarting it in") == 3 and job.log(1).count("; restarting") == 3
@@ -204,13 +204,13 @@ if role != "evaluator": (here / "gone").touch()
 
 
 @LINUX
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGKILL"])
-def test_however_the_launcher_ends_no_process_of_any_role_is_left(job, how):
+@pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGINT", "SIGKILL"])
+def test_no_process_of_any_role_outlives_the_launcher(job, signal_name):
     job.start("print('pid', os.getpid())\nwait_for(lambda: False)", *ALL, "--grace_secs=0.5")
     wait_for(lambda: all("pid " in job.log(n) for n in LOGS))
     pids = [pid_of(job, n) for n in LOGS]
     assert all(map(is_alive, pids))
-    job.process.send_signal(signal.Signals[how])
+    job.process.send_signal(signal.Signals[signal_name])
     code, _ = job.end()
     wait_for(lambda: not any(map(is_alive, pids)))
-    assert code == {"SIGTERM": 143, "SIGINT": 130, "SIGKILL": -9}[how]
+    assert code == {"SIGTERM": 143, "SIGINT": 130, "SIGKILL": -9}[signal_name]

@@ -1,4 +1,4 @@
-"""The README's first command: MNIST on two real workers, and what it leaves behind."""
+"""The README's first command: MNIST on two real workers, and the files that it writes."""
 
 import json
 import subprocess
@@ -35,22 +35,22 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run of 200 steps: (model_dir, console output)."""
+    """Returns (model_dir, console output) of a finished run of 200 steps."""
     model_dir = tmp_path_factory.mktemp("mnist") / "run"
-    done = processes.run(
+    completed = processes.run(
         [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable, "-m",
          "models.mnist", f"--model_dir={model_dir}", "--train_steps=200", "--eval_every_steps=100",
          "--keep=2,best=accuracy", "--save_every_steps=50"],
         cwd=ROOT, env=environment(), timeout=TIMEOUT_SECS,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:]
-    return model_dir, done.stdout
+    assert completed.returncode == 0, completed.stdout[-3000:]
+    return model_dir, completed.stdout
 
 
-def rows(model_dir, which):
+def rows(model_dir, run_name):
     lines = map(json.loads, (model_dir / "metrics.jsonl").read_text().splitlines())
-    return [row for row in lines if row["run"] == which]
+    return [row for row in lines if row["run"] == run_name]
 
 
 def test_two_workers_reach_94_percent_on_the_shipped_test_images(run):
@@ -76,7 +76,7 @@ def test_the_console_ends_with_a_summary_and_shows_no_start_up_noise(run):
         assert noise not in output
 
 
-def test_only_the_chief_s_directories_remain(run):
+def test_only_the_chief_s_files_remain(run):
     model_dir = run[0]
     assert not [p for p in model_dir.rglob("*") if "workertemp" in p.name or p.name.startswith("tmp-")]
     assert {p.name for p in model_dir.iterdir()} == {
@@ -89,20 +89,20 @@ def test_only_the_chief_s_directories_remain(run):
 
 
 def test_the_newest_and_the_best_checkpoint_are_kept(run):
-    found = {int(p.name[5:]) for p in (run[0] / "checkpoints").iterdir()}
+    steps = {int(p.name[5:]) for p in (run[0] / "checkpoints").iterdir()}
     scores = {row["step"]: row["accuracy"] for row in rows(run[0], "eval")}
     best = max(scores, key=lambda step: (scores[step], step))
-    assert found == {150, 200, best}
+    assert steps == {150, 200, best}
 
 
 def test_the_exported_model_predicts_the_same_in_a_fresh_process_and_trains_on(run):
     model_dir = run[0]
     data = ROOT / "models" / "data" / "mnist_small.npz"
     command = [sys.executable, "-c", PREDICT, str(model_dir / "export"), str(data)]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=environment(), timeout=TIMEOUT_SECS, check=True, capture_output=True, text=True
     )
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = json.loads(completed.stdout.splitlines()[-1])
     assert result["accuracy"] == pytest.approx(rows(model_dir, "eval")[-1]["accuracy"], abs=1e-6)
     assert result["difference"] <= 1e-4
     assert result["moved"]

@@ -1,4 +1,4 @@
-"""The GAN and the cart pole on two workers: both hold the same weights, the chief alone writes."""
+"""The GAN and the cart pole model on two workers. Only the chief writes files."""
 
 import pytest
 
@@ -6,19 +6,19 @@ pytestmark = pytest.mark.workers
 
 
 @pytest.mark.parametrize(
-    ("model", "more", "metric"),
+    ("model", "options", "metric"),
     [
         pytest.param(
             "gan", ["--show_every_steps=5", "--steps_per_loop=5"], "generator_loss", marks=pytest.mark.slow
-        ),  # docs/models.md trains it on two workers, this one too
+        ),  # docs/models.md trains it on two workers too
         ("cartpole", ["--game_steps=20"], "game_length"),
     ],
 )
-def test_a_model_trains_on_two_workers_and_resumes(run_program, tmp_path, model, more, metric):
+def test_a_model_trains_on_two_workers_and_resumes(run_program, tmp_path, model, options, metric):
     def run(steps):
         return run_program(2, [
             "-m", f"models.{model}", f"--model_dir={tmp_path}", f"--train_steps={steps}",
-            "--global_batch_size=8", "--log_every_steps=5", "--export=keras", *more,
+            "--global_batch_size=8", "--log_every_steps=5", "--export=keras", *options,
         ])  # fmt: skip
 
     for result in run(5):

@@ -1,4 +1,4 @@
-"""Workers that each read data of their own: a run that is stopped and resumed sees what it had not seen."""
+"""Workers with separate input files: a resumed run reads the remaining examples."""
 
 import pytest
 
@@ -7,22 +7,22 @@ PROGRAM = "tests/programs/own_files.py"
 
 
 @pytest.fixture(scope="module")
-def found(run_program, tmp_path_factory):
-    where = str(tmp_path_factory.mktemp("own_files"))
-    together = [r.json for r in run_program(2, [PROGRAM, where, "4", "100"])]
-    return together, run_program(1, [PROGRAM, where, "100"])[0].json
+def results(run_program, tmp_path_factory):
+    directory = str(tmp_path_factory.mktemp("own_files"))
+    of_two_workers = [r.json for r in run_program(2, [PROGRAM, directory, "4", "100"])]
+    return of_two_workers, run_program(1, [PROGRAM, directory, "100"])[0].json
 
 
 @pytest.mark.parametrize("policy", ["file", "off"])
-def test_a_resumed_run_of_two_workers_goes_on_where_each_of_them_was(policy, found):
-    workers = [worker[policy] for worker in found[0]]
+def test_each_worker_of_a_resumed_run_continues_at_its_position(policy, results):
+    workers = [worker[policy] for worker in results[0]]
     for before, after in workers:
         assert (before["step"], after["step"]) == (4, 10)
         assert len(before["seen"]) == 16 and len(after["seen"]) == 24
-    seen = [i for before, after in workers for i in (*before["seen"], *after["seen"])]
-    assert sorted(seen) == list(range(80))  # each once
+    example_ids = [i for before, after in workers for i in (*before["seen"], *after["seen"])]
+    assert sorted(example_ids) == list(range(80))  # each example once
 
 
 @pytest.mark.parametrize("policy", ["file", "off"])
-def test_another_number_of_workers_is_refused(policy, found):
-    assert "workers: 2 before, 1 now" in found[1][policy][0]["error"]
+def test_another_number_of_workers_is_refused(policy, results):
+    assert "workers: 2 before, 1 now" in results[1][policy][0]["error"]

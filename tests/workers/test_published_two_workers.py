@@ -1,4 +1,4 @@
-"""Programs with own steps on two workers: the numbers of `Model.fit` on one device."""
+"""Keras models with custom train steps on two workers, compared with `Model.fit` on one device."""
 
 import numpy as np
 import published
@@ -15,7 +15,7 @@ def workers(run_program):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_program_on_two_workers_has_the_numbers_of_one_device(workers, name):
+def test_a_program_on_two_workers_has_the_results_of_one_device(workers, name):
     assert workers[0][name] == workers[1][name]
     assert_same(workers[0][name], trained(name))
 

@@ -12,14 +12,14 @@ from serving import ServedJob
 from small_models import Small
 
 pytestmark = pytest.mark.workers
-LEAVE_SECS = 60  # servers, after the chief
+LEAVE_SECS = 60  # for servers to end after the chief
 MNIST = ["-m", "models.mnist", "--global_batch_size=32", "--export=none", "--log_every_steps=5",
          "--save_every_steps=20", "--mode=train", "--steps_per_loop=5"]  # fmt: skip
 
 
 @pytest.fixture
 def serve(tmp_path):
-    """serve(arguments) -> a job whose tasks are started; all are ended with the test."""
+    """Returns a function that starts all tasks of a job; the tasks are ended after the test."""
     jobs = []
 
     def start(arguments, **shape):
@@ -34,18 +34,18 @@ def serve(tmp_path):
         job.stop_all()
 
 
-def small(**options):
+def asynchronous_program(**options):
     return ["tests/programs/asynchronous.py", json.dumps(options)]
 
 
-def servers_leave(job):
+def wait_for_servers_to_end(job):
     deadline = time.monotonic() + LEAVE_SECS
-    left = [n for n in job.tasks if n != "chief0"]
-    codes = {n: job.result(n, max(0.1, deadline - time.monotonic())).code for n in left}
+    names = [n for n in job.tasks if n != "chief0"]
+    codes = {n: job.result(n, max(0.1, deadline - time.monotonic())).code for n in names}
     assert set(codes.values()) == {0}, codes
 
 
-def logged(model_dir):
+def logged_steps(model_dir):
     path = model_dir / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line)["step"] for line in lines if line.endswith("}")]
@@ -55,10 +55,10 @@ def logged(model_dir):
 def test_a_thousand_steps_are_a_thousand_updates_and_the_servers_leave(serve, tmp_path):
     model_dir = tmp_path / "run"
     every = {"log": 100, "evaluate": 500, "save": 400}
-    job = serve(small(optimizer="adam", steps=1000, model_dir=str(model_dir), every=every))
+    job = serve(asynchronous_program(optimizer="adam", steps=1000, model_dir=str(model_dir), every=every))
     chief = job.result("chief0")
     assert chief.code == 0, chief.output[-3000:]
-    servers_leave(job)
+    wait_for_servers_to_end(job)
     assert (chief.json["step"], chief.json["iterations"]) == (1000, 1000)
     assert chief.json["logged"] == list(range(100, 1001, 100))
     assert chief.json["evaluated"] == [500, 1000]
@@ -66,31 +66,31 @@ def test_a_thousand_steps_are_a_thousand_updates_and_the_servers_leave(serve, tm
     assert chief.json["examples"] == 24000
     saved = {p.name for p in (model_dir / "checkpoints").iterdir()}
     assert saved == {f"ckpt-{step}" for step in (400, 500, 800, 1000)}  # 500: before its evaluation
-    alone = Small(optimizer="adam", strategy="default", model_dir=str(model_dir), writers=[])
-    assert alone.evaluate()["loss"] == pytest.approx(chief.json["means"]["eval_loss"], abs=1e-6)
-    assert alone.step == 1000
+    single_device = Small(optimizer="adam", strategy="default", model_dir=str(model_dir), writers=[])
+    assert single_device.evaluate()["loss"] == pytest.approx(chief.json["means"]["eval_loss"], abs=1e-6)
+    assert single_device.step == 1000
 
 
 @pytest.mark.slow
-def test_two_parameter_servers_go_on_from_one_device_and_only_the_chief_writes(serve, tmp_path):
-    alone = Small(strategy="default", model_dir=str(tmp_path / "job0" / "run"), writers=[])
-    alone.train(5)
+def test_two_parameter_servers_resume_a_run_of_one_device_and_only_the_chief_writes(serve, tmp_path):
+    single_device = Small(strategy="default", model_dir=str(tmp_path / "job0" / "run"), writers=[])
+    single_device.train(5)
     options = {"model_dir": "run", "steps": 300, "steps_per_loop": 7, "tf_data": True, "watched": True}
-    job = ServedJob(tmp_path / "job0", small(**options), servers=2)
-    serve_in = {n: tmp_path / n for n in ("ps0", "ps1", "worker0", "worker1")}
-    for directory in serve_in.values():
+    job = ServedJob(tmp_path / "job0", asynchronous_program(**options), servers=2)
+    directories = {n: tmp_path / n for n in ("ps0", "ps1", "worker0", "worker1")}
+    for directory in directories.values():
         directory.mkdir()
     try:
-        job.start(directories={**serve_in, "chief0": tmp_path / "job0"})
+        job.start(directories={**directories, "chief0": tmp_path / "job0"})
         chief = job.result("chief0")
         assert chief.code == 0, chief.output[-3000:]
-        servers_leave(job)
+        wait_for_servers_to_end(job)
     finally:
         job.stop_all()
     assert chief.json["resumed"] == 5 and "joined at 300\n" in chief.output
     assert (chief.json["step"], chief.json["iterations"]) == (300, 300)
     assert chief.json["examples"] == 300 * 24 and chief.json["frozen"] is True
-    for directory in serve_in.values():
+    for directory in directories.values():
         assert not list(directory.iterdir())
     assert (tmp_path / "job0" / "run" / "checkpoints" / "ckpt-300" / "manifest.json").exists()
 
@@ -100,54 +100,54 @@ def test_workers_share_the_examples_and_a_convex_problem_reaches_its_optimum(ser
     job = serve(["tests/programs/asynchronous_data.py"])
     chief = job.result("chief0")
     assert chief.code == 0, chief.output[-3000:]
-    for form in ("arrays", "dataset", "again"):
-        assert chief.json[form] == {"most": 1, "all": 320, "step": 40}
+    for data_case in ("arrays", "dataset", "again"):
+        assert chief.json[data_case] == {"most": 1, "all": 320, "step": 40}
     assert chief.json["loss"] == pytest.approx(chief.json["optimum"], rel=1e-5)
     assert chief.json["iterations"] == 300
     steps, batch_size = chief.json["counted"]
     assert steps == 2 * (50 // batch_size)
-    for name, text in {
+    for name, error_message in {
         "python": "UsageError: train_data cannot be sent to workers of parameter servers: it calls Py",
         "list": "UsageError: the step returned list; expected a dictionary",
         "endless": "UsageError: train_data is endless and no number of steps was given",
         "file": "UsageError: train_data is sharded by 'file', which parameter servers do not support",
         "nan": "NonFiniteError: Step 1: the loss and the gradient are NaN or infinite.",
     }.items():
-        assert chief.json[name].startswith(text), chief.json[name]
+        assert chief.json[name].startswith(error_message), chief.json[name]
 
 
 @pytest.mark.smoke
-def test_a_lost_worker_is_done_without_and_joins_again_and_sigterm_saves(serve, tmp_path):
+def test_training_continues_without_a_lost_worker_which_may_rejoin_and_sigterm_saves(serve, tmp_path):
     model_dir = tmp_path / "run"
     command = [*MNIST, "--train_steps=100000", f"--model_dir={model_dir}"]
     job = serve([*command, "--strategy=parameter_server"])
-    job.until(lambda: len(logged(model_dir)) > 2, "steps")
+    job.until(lambda: len(logged_steps(model_dir)) > 2, "steps")
     job.tasks["worker1"].kill()
-    at = len(logged(model_dir))
-    job.until(lambda: len(logged(model_dir)) > at + 3, "steps without worker 1")
+    num_logged = len(logged_steps(model_dir))
+    job.until(lambda: len(logged_steps(model_dir)) > num_logged + 3, "steps without worker 1")
     job.start("worker1")
     job.until(lambda: job.log("worker1").read_text().count("Serving as") == 2, "worker 1")
-    idle = job.cpu_secs("worker1")
-    job.until(lambda: job.cpu_secs("worker1") > idle + 0.5, "worker 1 at work")
-    at = len(logged(model_dir))
-    job.until(lambda: len(logged(model_dir)) > at + 3, "steps with worker 1 again")
+    initial_secs = job.cpu_secs("worker1")
+    job.until(lambda: job.cpu_secs("worker1") > initial_secs + 0.5, "worker 1 at work")
+    num_logged = len(logged_steps(model_dir))
+    job.until(lambda: len(logged_steps(model_dir)) > num_logged + 3, "steps with worker 1 again")
     job.tasks["worker0"].kill()
-    at = len(logged(model_dir))
-    job.until(lambda: len(logged(model_dir)) > at + 3, "steps with worker 1 alone")
+    num_logged = len(logged_steps(model_dir))
+    job.until(lambda: len(logged_steps(model_dir)) > num_logged + 3, "steps with worker 1 alone")
     job.tasks["chief0"].send_signal(signal.SIGTERM)
     chief = job.result("chief0")
     assert chief.code == 143, chief.output[-3000:]
     stopped = int(chief.output.split("Stopped by SIGTERM at step ")[1].split(";")[0])
     newest = max(int(p.name[5:]) for p in (model_dir / "checkpoints").iterdir())
-    assert newest == stopped >= max(logged(model_dir))
-    assert logged(model_dir) == list(range(5, 5 * len(logged(model_dir)) + 1, 5))
+    assert newest == stopped >= max(logged_steps(model_dir))
+    assert logged_steps(model_dir) == list(range(5, 5 * len(logged_steps(model_dir)) + 1, 5))
     assert job.result("worker1", LEAVE_SECS).code == job.result("ps0", LEAVE_SECS).code == 0
 
 
 def test_a_lost_parameter_server_ends_the_chief_with_134(serve, tmp_path):
     model_dir = tmp_path / "run"
     job = serve([*MNIST, "--train_steps=100000", f"--model_dir={model_dir}"])
-    job.until(lambda: len(logged(model_dir)) > 2, "steps")
+    job.until(lambda: len(logged_steps(model_dir)) > 2, "steps")
     job.tasks["ps0"].kill()
     chief = job.result("chief0")
     assert chief.code == 134, chief.output[-3000:]
@@ -161,32 +161,32 @@ def test_a_lost_parameter_server_ends_the_chief_with_134(serve, tmp_path):
 def test_variables_in_shards_are_trained_saved_and_restored(serve, tmp_path, framework):
     options = {"framework": framework, "optimizer": "Adam" if framework == "tf_keras" else "adam",
                "variable_partitioner": "fixed_shards:2", "model_dir": str(tmp_path / "run")}  # fmt: skip
-    first = serve(small(steps=200, **options), servers=2).result("chief0")
+    first = serve(asynchronous_program(steps=200, **options), servers=2).result("chief0")
     assert first.code == 0, first.output[-3000:]
-    second = serve(small(steps=300, **options), servers=2).result("chief0")
+    second = serve(asynchronous_program(steps=300, **options), servers=2).result("chief0")
     assert second.code == 0, second.output[-3000:]
     assert (second.json["resumed"], second.json["step"]) == (200, 300)
     assert second.json["means"]["loss"] < first.json["means"]["loss"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("doing", ["holds", "waits for"])
-def test_a_worker_lost_while_it_has_or_awaits_the_lock_does_not_block_the_other(serve, doing, tmp_path):
-    began = tmp_path / "update"
-    job = serve(["tests/programs/holding_the_lock.py", str(began)])
-    job.until(began.exists, "an update")
-    before = {name: job.cpu_secs(name) for name in ("worker0", "worker1")}
+@pytest.mark.parametrize("lock_state", ["holds", "waits for"])
+def test_a_worker_lost_while_it_holds_or_awaits_the_lock_blocks_no_other(serve, lock_state, tmp_path):
+    update_started = tmp_path / "update"
+    job = serve(["tests/programs/holding_the_lock.py", str(update_started)])
+    job.until(update_started.exists, "an update")
+    initial_secs_by_worker = {name: job.cpu_secs(name) for name in ("worker0", "worker1")}
 
     def used_secs(name):
-        return job.cpu_secs(name) - before[name]
+        return job.cpu_secs(name) - initial_secs_by_worker[name]
 
-    job.until(lambda: max(map(used_secs, before)) > 1, "work within the update")
-    waiting, holding = sorted(before, key=used_secs)
+    job.until(lambda: max(map(used_secs, initial_secs_by_worker)) > 1, "work within the update")
+    waiting, holding = sorted(initial_secs_by_worker, key=used_secs)
     num_steps = steps_counted(job)
     assert num_steps < 999  # the other worker has steps left
     time.sleep(3)  # less than the update takes
     assert steps_counted(job) == num_steps
-    job.tasks[holding if doing == "holds" else waiting].kill()
+    job.tasks[holding if lock_state == "holds" else waiting].kill()
     chief = job.result("chief0")
     assert chief.code == 0, chief.output[-3000:]
     assert chief.json["step"] == 1000
@@ -199,7 +199,7 @@ def steps_counted(job):
 
 @pytest.mark.slow
 def test_keras_3_variables_in_shards_are_refused_before_training(serve):
-    job = serve(small(variable_partitioner="max_shards:2,min_size:1"), servers=2)
+    job = serve(asynchronous_program(variable_partitioner="max_shards:2,min_size:1"), servers=2)
     chief = job.result("chief0", TIMEOUT_SECS)
     assert (
         chief.code == ctl.UsageError.exit_code and "in 2 shards, which Keras 3 cannot train" in chief.output
@@ -208,10 +208,10 @@ def test_keras_3_variables_in_shards_are_refused_before_training(serve):
 
 
 @pytest.mark.slow
-def test_sigterm_with_no_worker_left_still_saves(serve, tmp_path):
+def test_sigterm_without_any_worker_still_saves(serve, tmp_path):
     model_dir = tmp_path / "run"
     job = serve([*MNIST, "--train_steps=100000", f"--model_dir={model_dir}"])
-    job.until(lambda: len(logged(model_dir)) > 2, "steps")
+    job.until(lambda: len(logged_steps(model_dir)) > 2, "steps")
     job.tasks["worker0"].kill()
     job.tasks["worker1"].kill()
     job.until(lambda: "failed with UnavailableError" in job.log("chief0").read_text(), "the loss")

@@ -1,4 +1,4 @@
-"""`save`, `restore`, `predict`, hooks and `ctl profile` of two workers."""
+"""`save`, `restore`, `predict`, hooks and `ctl profile` on two workers."""
 
 import pytest
 
@@ -6,43 +6,43 @@ pytestmark = pytest.mark.workers
 
 
 @pytest.fixture(scope="module")
-def seen(run_program, tmp_path_factory):
-    """What tests/programs/verbs.py found, on the chief and on the other worker."""
-    where = tmp_path_factory.mktemp("verbs")
-    return [r.json for r in run_program(2, ["tests/programs/verbs.py", str(where)])]
+def results(run_program, tmp_path_factory):
+    """Returns the results of tests/programs/verbs.py on the chief and on the other worker."""
+    directory = tmp_path_factory.mktemp("verbs")
+    return [r.json for r in run_program(2, ["tests/programs/verbs.py", str(directory)])]
 
 
 @pytest.mark.smoke
-def test_workers_save_restore_and_predict_by_hand(seen):
-    chief, other = seen
+def test_workers_save_restore_and_predict_by_hand(results):
+    chief, other = results
     assert chief["path"].endswith("/ckpt-4") and other["path"] is None
     for worker in (chief, other):
         assert worker["step"] == 4 and worker["same"] and worker["names"] == ["ckpt-2", "ckpt-4"]
         assert worker["code"] == 2, worker["refused"]
-    mine, others = chief["hooked"], other["hooked"]
-    assert mine["told"] == others["told"] and [t[:3] for t in mine["told"]] == [
-        ["before", 0], ["evaluation", 3, mine["told"][1][2]], ["epoch", 1, 4],
-        ["evaluation", 6, mine["told"][3][2]], ["epoch", 2, 8],
+    chief_hooks, other_hooks = chief["hooked"], other["hooked"]
+    assert chief_hooks["told"] == other_hooks["told"] and [t[:3] for t in chief_hooks["told"]] == [
+        ["before", 0], ["evaluation", 3, chief_hooks["told"][1][2]], ["epoch", 1, 4],
+        ["evaluation", 6, chief_hooks["told"][3][2]], ["epoch", 2, 8],
     ]  # fmt: skip
-    assert others["failure"] == "on the second worker"
-    assert "after_epoch failed on another worker" in mine["failure"]
-    for worker in (mine, others):
+    assert other_hooks["failure"] == "on the second worker"
+    assert "after_epoch failed on another worker" in chief_hooks["failure"]
+    for worker in (chief_hooks, other_hooks):
         assert worker["step"] == 8 and worker["rate"] == pytest.approx(0.1 / 4)
-    assert mine["saved"][-1] == "ckpt-8"
+    assert chief_hooks["saved"][-1] == "ckpt-8"
     assert chief["digest"] == other["digest"] and (chief["rows"], other["rows"]) == (5, 6)
 
 
-def test_the_chief_reports_the_times_of_both_workers_and_the_training_does_not_change(seen):
-    plain, *others = [d for worker in seen for d in worker["profiled"]["digests"]]
-    assert others == [plain] * 3 and all(worker["profiled"]["measured"] for worker in seen)
-    found, nothing = (worker["profiled"]["profile"] for worker in seen)
-    assert not nothing and (found["workers"], found["replicas"]) == (2, 2)
-    for times in found["times"]:
+def test_the_chief_reports_the_times_of_both_workers_and_the_training_does_not_change(results):
+    unprofiled_digest, *digests = [d for worker in results for d in worker["profiled"]["digests"]]
+    assert digests == [unprofiled_digest] * 3 and all(worker["profiled"]["measured"] for worker in results)
+    profile, profile_of_other = (worker["profiled"]["profile"] for worker in results)
+    assert not profile_of_other and (profile["workers"], profile["replicas"]) == (2, 2)
+    for times in profile["times"]:
         assert times["graph_call"] > times["communication"] > 0 < times["host"]
         assert times["input_wait"] > 0
-    slowest = found["times"][found["slowest"]]
-    assert slowest["communication"] == min(times["communication"] for times in found["times"])
-    assert found["parts"]["communicating"] == slowest["communication"]
-    assert sum(found["parts"].values()) == pytest.approx(found["step_secs"])
-    assert found["step"] == 4, "the first step compiles, the second one starts the measurement"
-    assert [w["profiled"]["traced"] for w in seen] == 2 * [[[5, 6, 7, 8]]]
+    slowest = profile["times"][profile["slowest"]]
+    assert slowest["communication"] == min(times["communication"] for times in profile["times"])
+    assert profile["parts"]["communicating"] == slowest["communication"]
+    assert sum(profile["parts"].values()) == pytest.approx(profile["step_secs"])
+    assert profile["step"] == 4, "the first step compiles, the second one starts the measurement"
+    assert [w["profiled"]["traced"] for w in results] == 2 * [[[5, 6, 7, 8]]]
