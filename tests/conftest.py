@@ -1,4 +1,4 @@
-"""Two logical CPUs in every test process, and real worker processes on loopback."""
+"""Fixtures of all tests: two logical CPUs per test process, and worker processes on the loopback device."""
 
 import atexit
 import functools
@@ -23,12 +23,12 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 TIMEOUT_SECS = 240
-LONGEST = {"test_docs_commands.py", "test_docs.py", "test_models_gallery.py",
-           "test_deploy_slurm.py"}  # files, which come first  # fmt: skip
+# these files run first
+LONGEST_FILES = {"test_docs_commands.py", "test_docs.py", "test_models_gallery.py", "test_deploy_slurm.py"}
 FOLDERS = sorted({path.parent for path in (ROOT / "tests").rglob("test_*.py")})
 # `python` of the documents is that of this environment; Debian has none
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-sys.path[:0] = map(str, [PROGRAMS, *FOLDERS])  # tests use programs, and cases of each other
+sys.path[:0] = map(str, [PROGRAMS, *FOLDERS])  # tests import programs and other tests
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
@@ -36,7 +36,7 @@ tf.config.set_logical_device_configuration(
 # Grappler takes 14 % of the CPU time of short trainings; the processes that tests start have it
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 gc.disable()  # until all tests are collected
-atexit.register(gc.freeze)  # the last to run: the end of pytest then looks at no object again
+atexit.register(gc.freeze)  # runs last, so that the exit of pytest traverses no objects
 
 settings.register_profile("few", max_examples=100, deadline=None)
 settings.register_profile("quick", max_examples=20, deadline=None)  # make test
@@ -44,13 +44,13 @@ settings.register_profile("many", max_examples=1500, deadline=None)  # make test
 settings.load_profile("few")
 
 
-def some_of(cases, *kept):
-    """Returns the cases as parameters of a test, with the marker `slow` for those that are not `kept`.
+def some_of(cases, *fast):
+    """Returns the cases as parameters of a test, with the marker `slow` for all that are not in `fast`.
 
-    For cases that take long and run the same lines of code.
+    The slow cases run the same lines of code as the fast ones.
     """
-    assert {*kept} <= {*cases}
-    return [case if case in kept else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+    assert {*fast} <= {*cases}
+    return [case if case in fast else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 def pytest_collection_modifyitems(items):
@@ -58,47 +58,52 @@ def pytest_collection_modifyitems(items):
     starts_by_object: dict[object, bool] = {}
     for item in items:
         fixtures = [f.func for fs in item._fixtureinfo.name2fixturedefs.values() for f in fs]
-        if any(starts_processes(thing, starts_by_object) for thing in (item.function, *fixtures)):
+        if any(starts_processes(definition, starts_by_object) for definition in (item.function, *fixtures)):
             item.add_marker("workers")
-    items[:] = computing_between_waiting(items)
+    items[:] = alternate_files_with_processes(items)
 
 
 def pytest_collection_finish(session):
-    gc.collect()  # not freeze(): full collections would come often, and a destructor of tf.data may wait
-    gc.set_threshold(700, 10, 50)  # a full collection looks at a million objects: 0.6 s
+    gc.collect()  # not freeze(): it causes frequent full collections, and a destructor of tf.data may block
+    gc.set_threshold(700, 10, 50)  # a full collection traverses a million objects (0.6 s)
     gc.enable()
 
 
-def computing_between_waiting(items: list) -> list:
-    """Files with processes, which wait for each other, between files that need the cores all the time.
+def alternate_files_with_processes(items: list) -> list:
+    """Alternates files that start processes, which often wait, with files that keep the cores busy.
 
-    Folders come from the last, tests/workers, to the first: what takes longest is not left for the end.
+    Folders come in reverse order, from tests/workers to the first, so that long tests do not run last.
     """
     files: dict[object, list] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    waiting = [f for f in files.values() if any(i.get_closest_marker("workers") for i in f)]
-    computing = sorted((f for f in files.values() if f not in waiting), key=len, reverse=True)
-    waiting.sort(key=lambda file: file[0].path.name in LONGEST)
-    pairs = itertools.zip_longest(reversed(waiting), computing, fillvalue=[])
+    with_processes = [f for f in files.values() if any(i.get_closest_marker("workers") for i in f)]
+    without_processes = sorted(
+        (f for f in files.values() if f not in with_processes), key=len, reverse=True
+    )
+    with_processes.sort(key=lambda file: file[0].path.name in LONGEST_FILES)
+    pairs = itertools.zip_longest(reversed(with_processes), without_processes, fillvalue=[])
     return [item for pair in pairs for file in pair for item in file]
 
 
-def starts_processes(thing, starts_by_object: dict[object, bool]) -> bool:
+def starts_processes(definition, starts_by_object: dict[object, bool]) -> bool:
     """Returns whether a function or class of tests/ starts a process, or uses one that does."""
-    if not isinstance(thing, types.FunctionType | type) or not _is_of_tests(thing.__module__):
+    if not isinstance(definition, types.FunctionType | type) or not _is_of_tests(definition.__module__):
         return False
-    if thing not in starts_by_object:
-        starts_by_object[thing] = False  # while it is looked at
-        functions = [thing] if isinstance(thing, types.FunctionType) else vars(thing).values()
-        for function in functions:
+    if definition not in starts_by_object:
+        starts_by_object[definition] = False  # ends recursion
+        members = [definition] if isinstance(definition, types.FunctionType) else vars(definition).values()
+        for function in members:
             unwrapped = getattr(function, "__func__", getattr(function, "__wrapped__", function))
-            if any(_is_a_start(u) or starts_processes(u, starts_by_object) for u in _used_by(unwrapped)):
-                starts_by_object[thing] = True
-    return starts_by_object[thing]
+            if any(
+                _starts_process_directly(u) or starts_processes(u, starts_by_object)
+                for u in _used_by(unwrapped)
+            ):
+                starts_by_object[definition] = True
+    return starts_by_object[definition]
 
 
-def _is_a_start(used) -> bool:
+def _starts_process_directly(used) -> bool:
     return used is subprocess or used is multiprocessing or used is os.fork
 
 
@@ -109,7 +114,7 @@ def _is_of_tests(module: str) -> bool:
 
 
 def _names_in(function) -> set[str]:
-    """All names that a function uses, those of attributes among them."""
+    """Returns all names that a function uses, including attributes."""
     codes, names = [getattr(function, "__code__", None)], set()
     while codes:
         code = codes.pop()
@@ -120,7 +125,7 @@ def _names_in(function) -> set[str]:
 
 
 def _used_by(function) -> list:
-    """Global names of a function, and their attributes that it names too."""
+    """Returns the global values that a function uses, and the module attributes among them."""
     if not isinstance(function, types.FunctionType):
         return []
     names = _names_in(function)
@@ -141,7 +146,7 @@ def unchanged_environment():
     for name in changed_names:
         os.environ.pop(name, None)
         os.environ.update({name: before[name]} if name in before else {})
-    assert not changed_names, f"the test left these variables changed: {changed_names}"
+    assert not changed_names, f"the test changed these variables: {changed_names}"
 
 
 @pytest.fixture
@@ -175,11 +180,11 @@ class PortBlocks:
     SIZE = 200
 
     def __init__(self) -> None:
-        self._owners: list[socket.socket] = []  # of the current block, and of the one before
+        self._owners: list[socket.socket] = []  # of the current and the previous block
         self._ports: Iterator[int] = iter(())
 
     def take(self) -> int:
-        """Returns a port that is free, and the next port too: a worker of `tcp` listens at both."""
+        """Returns a free port. The next port is free too, because a worker of `tcp` listens at both."""
         for port in self._ports:
             if all(map(self._is_free, (port, port + 1))):
                 return port
@@ -188,9 +193,9 @@ class PortBlocks:
 
     @functools.cached_property
     def _blocks(self) -> Iterator[int]:
-        """First ports of the blocks, each once; processes with near numbers begin far from each other."""
+        """First ports of the blocks, each once. Test processes start at different blocks."""
         firsts = [port for port in self.PORTS[:: self.SIZE] if not self._is_of_clients(port)]
-        firsts = firsts or list(self.PORTS[:: self.SIZE])  # a system that gives all ports to clients
+        firsts = firsts or list(self.PORTS[:: self.SIZE])  # the system uses all ports for clients
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
         begin = (os.getpid() * 7 + worker * 13) % len(firsts)
         return iter([*firsts[begin:], *firsts[:begin]])
@@ -208,7 +213,7 @@ class PortBlocks:
                 self._owners.pop(0).close()
             self._ports = iter(range(first + 2, first + self.SIZE, 2))
             return
-        raise AssertionError(f"no port is left of {self.PORTS}")
+        raise AssertionError(f"no port of {self.PORTS} is free")
 
     def _is_of_clients(self, first: int) -> bool:
         try:
@@ -244,9 +249,9 @@ def environment(**extra: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def run_program(tmp_path_factory):
-    """run(count, arguments) -> a Result per process; each has its TF_CONFIG if count > 1.
+    """A function `run(count, arguments)` that returns a Result per process.
 
-    With `fresh` no module is imported before the program does so.
+    Each process has its TF_CONFIG if count > 1. With `fresh`, the process is a new interpreter.
     """
     import processes as starter
 
@@ -278,7 +283,7 @@ def run_program(tmp_path_factory):
 
 @pytest.fixture
 def job(tmp_path):
-    """A launcher to be started once per test; killed, and its workers with it, at the end."""
+    """A launcher that a test starts once. It is killed at the end, together with its workers."""
     from launching import Job
 
     started = Job(tmp_path)
@@ -290,7 +295,7 @@ def job(tmp_path):
 
 @pytest.fixture(scope="session")
 def unbroken(tmp_path_factory):
-    """unbroken(workers, *options) -> the model_dir of a run of faulty.py without faults."""
+    """A function `get(workers, *options)`: returns the model_dir of a run of faulty.py without faults."""
     from training import run
 
     model_dir_by_options = {}

@@ -1,6 +1,6 @@
-"""Figures about the structure of the code, which test_architecture.py limits.
+"""Measures of the structure of the code. test_structure.py limits them.
 
-    python tests/measures.py
+python tests/measures.py
 """
 
 import ast
@@ -58,8 +58,8 @@ def functions_with(parameter: str, paths: list[Path]) -> list[str]:
 
 
 def docstrings(path: Path) -> list[str]:
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    texts = [ast.get_docstring(node) for node in ast.walk(tree_of(path)) if isinstance(node, kinds)]
+    node_types = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    texts = [ast.get_docstring(node) for node in ast.walk(tree_of(path)) if isinstance(node, node_types)]
     return [text for text in texts if text]
 
 

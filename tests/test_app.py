@@ -1,4 +1,4 @@
-"""A training binary from outside: exit codes, one line for a bad flag, and what stays on disk."""
+"""A training program as a process: exit codes, error lines for bad flags, and files."""
 
 import errno
 import json
@@ -23,27 +23,27 @@ BASE = ["--train_steps=6", "--global_batch_size=32", "--save_every_steps=2", "--
 
 
 def run(*arguments, start=processes.run):
-    """A finished process: code, out, err."""
-    done = start(
+    """Runs the program and returns its exit code, stdout and stderr."""
+    result = start(
         [*MNIST, *arguments], env=environment(), cwd=ROOT, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_SECS,
     )  # fmt: skip
-    return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+    return SimpleNamespace(code=result.returncode, out=result.stdout, err=result.stderr)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A directory with a run of 6 steps that kept 2 checkpoints, and what the process said."""
+    """The model_dir of a run of 6 steps with 2 checkpoints, and the result of its process."""
     directory = tmp_path_factory.mktemp("run") / "m"
     options = "--keep=2", "--export=keras"
-    done = run(*BASE, f"--model_dir={directory}", *options, start=subprocess.run)  # which imports all
-    return directory, done
+    result = run(*BASE, f"--model_dir={directory}", *options, start=subprocess.run)  # imports all modules
+    return directory, result
 
 
 @pytest.mark.workers
-def test_a_run_keeps_what_the_flags_say(trained):
-    directory, done = trained
-    assert done.code == 0 and done.err == "", done.err
+def test_a_run_writes_the_files_that_the_flags_request(trained):
+    directory, result = trained
+    assert result.code == 0 and result.err == "", result.err
     assert {p.name for p in (directory / "checkpoints").iterdir()} == {"ckpt-4", "ckpt-6"}
     assert [p.name for p in (directory / "export").iterdir()] == ["model.keras"]
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
@@ -66,28 +66,28 @@ def test_a_trained_directory_is_evaluated_and_exported_without_training(trained)
 
 @pytest.mark.workers
 def test_a_bad_setting_ends_with_2_and_one_line(tmp_path):
-    for arguments, words in (
+    for arguments, message in (
         (["--global_batch_size=7", "--strategy=mirrored", "--num_virtual_devices=2"], "6 or 8"),
         (["--keep=best"], "keep is 'best'"),
     ):
-        done = run(*arguments, "--train_steps=1")
-        lines = done.err.splitlines()
-        assert done.code == 2, done.err
-        assert len(lines) == 1 and lines[0].startswith("error: ") and words in lines[0], done.err
+        result = run(*arguments, "--train_steps=1")
+        lines = result.err.splitlines()
+        assert result.code == 2, result.err
+        assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], result.err
 
 
 @pytest.mark.workers
 def test_help_is_grouped_names_every_flag_and_ends_with_0():
-    done = run("--help")
-    assert done.code == 0 and done.err == ""
+    result = run("--help")
+    assert result.code == 0 and result.err == ""
     for name in (*config.NAMES, "learning_rate", "data"):
-        assert f"\n  --{name}=" in done.out
+        assert f"\n  --{name}=" in result.out
     titles = ["Model:", "Task:", "Devices and processes:", "Loop:", "Output:", "Errors:"]
-    places = [done.out.index(f"\n{title}\n") for title in titles]
-    assert places == sorted(places)
+    positions = [result.out.index(f"\n{title}\n") for title in titles]
+    assert positions == sorted(positions)
 
 
-def parsed(*arguments):
+def parse_flags(*arguments):
     values = flags.FlagValues()
     define_flags(values)
     app.parse(["program", *arguments], values)
@@ -95,7 +95,7 @@ def parsed(*arguments):
 
 
 @pytest.mark.parametrize(
-    ("argument", "word"),
+    ("argument", "expected_text"),
     [
         ("--trian_steps=5", "trian_steps"),
         ("--train_steps=many", "train_steps"),
@@ -107,40 +107,40 @@ def parsed(*arguments):
         ("mirrored", "mirrored"),
     ],
 )
-def test_a_bad_flag_ends_with_2_and_one_line_that_names_it(capsys, argument, word):
+def test_a_bad_flag_ends_with_2_and_one_line_that_names_it(capsys, argument, expected_text):
     with pytest.raises(SystemExit) as caught:
-        parsed(argument)
+        parse_flags(argument)
     lines = capsys.readouterr().err.splitlines()
     assert caught.value.code == 2
-    assert len(lines) == 1 and lines[0].startswith("error: ") and word in lines[0]
+    assert len(lines) == 1 and lines[0].startswith("error: ") and expected_text in lines[0]
     assert lines[0].endswith("See --help.")
 
 
-def worked(monkeypatch, *arguments):
-    """What a trainer would be made with and told; nothing is trained."""
-    told = {}
+def run_fake_trainer(monkeypatch, *arguments):
+    """Runs the app with a fake trainer and returns its options and the arguments of `train`."""
+    recorded = {}
 
     class Fake(ctl.Trainer):
         model = SimpleNamespace(save=print, export=print, save_weights=print)
 
         def __init__(self, **options):
             super().__init__(strategy="default")
-            told["options"] = options
+            recorded["options"] = options
 
         def prepare(self):
-            told["trainer"] = self
+            recorded["trainer"] = self
 
         def train(self, steps, *, epochs, export):
-            told.update(steps=steps, epochs=epochs, export=export)
+            recorded.update(steps=steps, epochs=epochs, export=export)
 
-    monkeypatch.setattr(flags, "FLAGS", parsed("--strategy=default", *arguments))
+    monkeypatch.setattr(flags, "FLAGS", parse_flags("--strategy=default", *arguments))
     app._main(Fake, {})
-    return told
+    return recorded
 
 
-def refused(monkeypatch, capsys, *arguments):
+def usage_error_of(monkeypatch, capsys, *arguments):
     with pytest.raises(SystemExit) as caught:
-        worked(monkeypatch, *arguments)
+        run_fake_trainer(monkeypatch, *arguments)
     err = capsys.readouterr().err
     assert caught.value.code == 2 and len(err.splitlines()) == 1 and "Traceback" not in err
     return err
@@ -157,55 +157,60 @@ def test_predict_prints_a_line_of_json_per_example(monkeypatch, capsys, tmp_path
             yield {"path": "b", "probabilities": np.array([1.0, 0.0])}
 
     (tmp_path / "checkpoints").mkdir()
-    where = ["--strategy=default", "--mode=predict", f"--model_dir={tmp_path}"]
-    monkeypatch.setattr(flags, "FLAGS", parsed(*where))
+    arguments = ["--strategy=default", "--mode=predict", f"--model_dir={tmp_path}"]
+    monkeypatch.setattr(flags, "FLAGS", parse_flags(*arguments))
     app._main(Predicts, {})
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows == [
         {"name": "a", "row": [[1, 2], {"deep": 0.5}]}, {"names": ["a", "ä"], "bytes": "c", "flag": True},
         {"path": "a", "probability": 0.5}, {"path": "b", "probabilities": [1.0, 0.0]}]  # fmt: skip
-    words = refused(monkeypatch, capsys, "--mode=predict", f"--model_dir={tmp_path}")
-    assert "Fake has no method predict(self)" in words
+    message = usage_error_of(monkeypatch, capsys, "--mode=predict", f"--model_dir={tmp_path}")
+    assert "Fake has no method predict(self)" in message
 
 
-def test_predict_says_what_it_cannot_print():
+def test_predict_refuses_values_that_it_cannot_print():
     with pytest.raises(errors.UsageError, match="yielded a set; expected a dictionary"):
         json.dumps({"words": {1, 2}}, default=app._as_json)
 
 
-def test_steps_or_epochs_say_how_long(monkeypatch, capsys):
+def test_the_length_is_given_as_steps_or_epochs(monkeypatch, capsys):
     def length(*arguments):
-        told = worked(monkeypatch, *arguments)
-        return told["steps"], told["epochs"]
+        recorded = run_fake_trainer(monkeypatch, *arguments)
+        return recorded["steps"], recorded["epochs"]
 
     assert length() == (1000, None)
     assert length("--train_steps=7") == (7, None)
     assert length("--epochs=1.5") == (None, 1.5)
     assert length("--epochs=2", "--train_steps=0") == (None, 2.0)
     assert length("--train_steps=0") == (None, None)
-    assert "expected one of them" in refused(monkeypatch, capsys, "--epochs=1", "--train_steps=5")
+    assert "expected one of them" in usage_error_of(monkeypatch, capsys, "--epochs=1", "--train_steps=5")
 
 
 def test_intervals_and_keep_come_from_flags_and_0_turns_off(monkeypatch, tmp_path):
-    told = worked(
+    recorded = run_fake_trainer(
         monkeypatch, f"--model_dir={tmp_path}", "--keep=3,best=loss", "--log_every_steps=5",
         "--eval_every_steps=20", "--save_every_steps=0", "--steps_per_loop=4", "--export=none",
     )  # fmt: skip
-    options, intervals = told["options"], told["options"]["intervals"]
+    options, intervals = recorded["options"], recorded["options"]["intervals"]
     assert (options["checkpoints"].keep.newest, options["checkpoints"].keep.best) == (3, "loss")
     assert (intervals.log.steps, intervals.evaluate.steps, intervals.save.steps) == (5, 20, 0)
-    assert intervals.steps_per_loop == 4 and told["export"] == ()
+    assert intervals.steps_per_loop == 4 and recorded["export"] == ()
     assert not options["checkpoints"]._background
     saving = ["--background_save", f"--model_dir={tmp_path}", "--init_from=runs/a"]
-    told = worked(monkeypatch, *saving)
-    assert told["options"]["checkpoints"]._background and told["options"]["config"].init_from == "runs/a"
-    nothing = worked(monkeypatch)["options"]
-    assert nothing["config"].model_dir == "" and nothing["checkpoints"] is None
-    assert worked(monkeypatch, "--steps_per_loop=0")["options"]["intervals"].steps_per_loop == "auto"
+    recorded = run_fake_trainer(monkeypatch, *saving)
+    assert (
+        recorded["options"]["checkpoints"]._background
+        and recorded["options"]["config"].init_from == "runs/a"
+    )
+    default_options = run_fake_trainer(monkeypatch)["options"]
+    assert default_options["config"].model_dir == "" and default_options["checkpoints"] is None
+    assert (
+        run_fake_trainer(monkeypatch, "--steps_per_loop=0")["options"]["intervals"].steps_per_loop == "auto"
+    )
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--mode=eval"], "--mode=eval needs --model_dir"),
         (["--mode=predict"], "--mode=predict needs --model_dir"),
@@ -217,8 +222,8 @@ def test_intervals_and_keep_come_from_flags_and_0_turns_off(monkeypatch, tmp_pat
         (["--devices=cpu:9"], "device 'cpu:9' does not exist"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_any_work(monkeypatch, capsys, arguments, words):
-    assert words in refused(monkeypatch, capsys, *arguments)
+def test_invalid_settings_are_refused_before_any_work(monkeypatch, capsys, arguments, message):
+    assert message in usage_error_of(monkeypatch, capsys, *arguments)
 
 
 @pytest.mark.parametrize("mode", ["eval", "export", "predict"])
@@ -228,27 +233,27 @@ def test_a_model_dir_that_cannot_be_searched_is_named(monkeypatch, capsys, mode)
 
     monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
     monkeypatch.setattr(Path, "is_dir", refused_by_the_system)
-    said = refused(monkeypatch, capsys, f"--mode={mode}", "--model_dir=/closed")
-    assert "--model_dir=/closed cannot be read: Permission denied." in said
+    message = usage_error_of(monkeypatch, capsys, f"--mode={mode}", "--model_dir=/closed")
+    assert "--model_dir=/closed cannot be read: Permission denied." in message
 
 
-class Forgetful(ctl.Trainer):
-    """Its constructor does not call that of the class."""
+class NoSuperCall(ctl.Trainer):
+    """Trainer without a call of `super().__init__`."""
 
     def __init__(self, **options):
         self.options = options
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
-        (Forgetful, "Forgetful.__init__ has not called super().__init__(**options)"),
+        (NoSuperCall, "NoSuperCall.__init__ has not called super().__init__(**options)"),
         (lambda **options: None, "a function that returned None; expected a ctl.Trainer"),
     ],
     ids=["a forgotten constructor", "a forgotten return"],
 )
-def test_a_program_without_a_trainer_ends_with_2(monkeypatch, capsys, make, words):
-    monkeypatch.setattr(flags, "FLAGS", parsed("--strategy=default"))
+def test_a_program_without_a_trainer_ends_with_2(monkeypatch, capsys, make, message):
+    monkeypatch.setattr(flags, "FLAGS", parse_flags("--strategy=default"))
     with pytest.raises(SystemExit) as caught:
         app._main(make, {})
-    assert caught.value.code == 2 and words in capsys.readouterr().err
+    assert caught.value.code == 2 and message in capsys.readouterr().err

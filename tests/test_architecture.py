@@ -1,4 +1,4 @@
-"""The shape of the code: levels, budgets, public names, and what importing costs."""
+"""Structure of the code: layers, budgets, public names, and side effects of imports."""
 
 import ast
 import functools
@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT, environment
 
-# Folders, and modules of the root, by floor: each imports lower floors only, and itself without a circle.
-FLOORS = [
+# Layers of folders and root modules: each imports lower layers only. Imports within a folder have no cycle.
+LAYERS = [
     ["errors", "version"],
     ["tensorflow_patches"],
     ["io"],
@@ -31,7 +31,7 @@ FLOORS = [
     ["app", "cli"],
     ["__init__", "__main__"],
 ]
-FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+LAYER_BY_NAME = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 FILES = sorted((ROOT / "ctl").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
@@ -69,29 +69,31 @@ def imported(path: Path) -> list[str]:
     return [n.removeprefix("ctl.") for n in names if n.startswith("ctl.")]
 
 
-def test_folders_import_lower_floors_only():
+def test_folders_import_lower_layers_only():
     for path in FILES:
-        me = name_of(path)
-        folder = me.partition(".")[0]
+        module = name_of(path)
+        folder = module.partition(".")[0]
         for other in imported(path):
-            there = other.partition(".")[0]
-            assert there == folder or FLOOR[there] < FLOOR[folder], f"{me} imports {other}"
+            other_folder = other.partition(".")[0]
+            assert other_folder == folder or LAYER_BY_NAME[other_folder] < LAYER_BY_NAME[folder], (
+                f"{module} imports {other}"
+            )
 
 
 def test_modules_do_not_import_each_other_in_a_circle():
     graph = {name_of(p): set(imported(p)) for p in FILES if p.stem not in ("__init__", "__main__")}
-    done = TopologicalSorter({name: others & set(graph) for name, others in graph.items()})
-    done.prepare()  # raises CycleError, which names them
+    sorter = TopologicalSorter({name: imports & set(graph) for name, imports in graph.items()})
+    sorter.prepare()  # raises CycleError, which contains the names
 
 
-def test_a_folder_says_what_belongs_in_it():
+def test_every_folder_has_a_docstring():
     for path in FILES:
         if path.name == "__init__.py" and path.parent != ROOT / "ctl":
-            said = ast.get_docstring(tree_of(path))
-            assert said, f"{path} has no docstring"
+            docstring = ast.get_docstring(tree_of(path))
+            assert docstring, f"{path} has no docstring"
 
 
-def test_nothing_relies_on_the_package_s_own_init():
+def test_no_module_imports_the_package_s_own_init():
     modules = {p.stem for p in FILES} | {p.parent.name for p in FILES}
     for path in FILES:
         for node in ast.walk(tree_of(path)) if name_of(path) != "__init__" else ():
@@ -124,20 +126,20 @@ def test_functions_and_classes_are_within_budget():
 
 
 def test_folders_of_tests_are_those_of_the_code():
-    others = {"benchmarks", "cluster", "faults", "golden", "mutation", "programs", "workers"}
+    other_folders = {"benchmarks", "cluster", "faults", "golden", "mutation", "programs", "workers"}
     folders = {p.relative_to(ROOT / "tests").parts[0] for p in TESTS if p.parent != ROOT / "tests"}
-    assert folders - others <= {p.relative_to(ROOT / "ctl").parts[0] for p in FILES}
+    assert folders - other_folders <= {p.relative_to(ROOT / "ctl").parts[0] for p in FILES}
     names = [p.name for p in TESTS if p.name.startswith("test_")]
     assert sorted(set(names)) == sorted(names)  # pytest imports them by their names
 
 
-def test_no_module_is_called_after_what_did_not_fit_elsewhere():
-    bad = {"utils", "util", "common", "misc", "helpers"}
-    files = [p for p in FILES if name_of(p) != "hvd.util"]  # whose name Horovod's users import
-    assert not bad & {p.stem for p in files} | bad & {p.parent.name for p in files}
+def test_no_module_has_a_generic_name():
+    generic_names = {"utils", "util", "common", "misc", "helpers"}
+    files = [p for p in FILES if name_of(p) != "hvd.util"]  # a name of Horovod that users import
+    assert not generic_names & {p.stem for p in files} | generic_names & {p.parent.name for p in files}
 
 
-# names that several modules define on purpose: what a caller finds in each module of a kind
+# names that several modules define on purpose, because modules of the same type share an interface
 SAME_EVERYWHERE = {
     "main",  # of a command line
     "read",  # of a platform: its variables -> Topology
@@ -150,7 +152,7 @@ SAME_EVERYWHERE = {
 
 
 def top_level(path):
-    """(name, what it is) of everything that a module defines for itself."""
+    """Yields (name, node) of every definition and assignment at the top level of a module."""
     for node in tree_of(path).body:
         for target in getattr(node, "targets", [getattr(node, "target", node)]):
             name = getattr(target, "name", getattr(target, "id", None))
@@ -159,30 +161,30 @@ def top_level(path):
 
 
 def test_no_public_name_is_defined_twice():
-    places = {}
+    modules_by_name = {}
     for path in FILES:
         for name, _ in top_level(path):
-            places.setdefault(name, set()).add(name_of(path))
-    assert {"ProcessGroup", "Topology", "Config"} <= set(places)
-    twice = {n: sorted(p) for n, p in places.items() if len(p) > 1 and not n.startswith("_")}
-    assert set(twice) <= SAME_EVERYWHERE, {n: twice[n] for n in set(twice) - SAME_EVERYWHERE}
+            modules_by_name.setdefault(name, set()).add(name_of(path))
+    assert {"ProcessGroup", "Topology", "Config"} <= set(modules_by_name)
+    duplicates = {n: sorted(p) for n, p in modules_by_name.items() if len(p) > 1 and not n.startswith("_")}
+    assert set(duplicates) <= SAME_EVERYWHERE, {n: duplicates[n] for n in set(duplicates) - SAME_EVERYWHERE}
 
 
 def test_no_helper_is_written_twice():
-    """Private functions of the same body, whatever their names: one place has to do."""
+    """Compares the arguments and bodies of all functions."""
     bodies = {}
     for path in FILES:
         for name, node in top_level(path):
             if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 3:
                 body = node.body[1:] if ast.get_docstring(node) else node.body
-                said = ast.dump(node.args) + "".join(map(ast.dump, body))
-                bodies.setdefault(said, []).append(f"{name_of(path)}.{name}")
-    twice = [places for places in bodies.values() if len(places) > 1]
-    assert not twice, twice
+                definition = ast.dump(node.args) + "".join(map(ast.dump, body))
+                bodies.setdefault(definition, []).append(f"{name_of(path)}.{name}")
+    duplicates = [function_names for function_names in bodies.values() if len(function_names) > 1]
+    assert not duplicates, duplicates
 
 
 # Underscore attributes outside of tensorflow_patches that are not private to TensorFlow or Keras: owners
-NOT_OF_TENSORFLOW = {
+OTHER_PRIVATE_ATTRIBUTES = {
     "_exit": "os, and the C library in io.exit_hook",
     "_getframe": "sys", "_run_exitfuncs": "atexit", "_replace": "NamedTuple", "_fields": "NamedTuple",
     "_run_options": "Trainer, for ctl.run", "_prepare_trainer": "Trainer, for ctl.run and ctl.testing",
@@ -195,7 +197,7 @@ NOT_OF_TENSORFLOW = {
 }  # fmt: skip
 OWN_PREFIXES = ("_ctl_", "_hvd_", "_of_hvd")  # attributes that ctl adds to objects of TensorFlow
 PRIVATE_MODULES = ("tensorflow.python", "keras.src", "tf_keras.src")
-BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "attribute", "object.__setattr__"}
+ATTRIBUTE_FUNCTIONS = {"getattr", "hasattr", "setattr", "delattr", "attribute", "object.__setattr__"}
 
 
 def private_parts(tree):
@@ -210,7 +212,11 @@ def private_parts(tree):
             names = [node.value]
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
             attributes = [node.attr]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME and len(node.args) > 1:
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ATTRIBUTE_FUNCTIONS
+            and len(node.args) > 1
+        ):
             attributes = [ast.unparse(node.args[1]).lstrip("f").strip("'")]
         yield from ((name, node.lineno) for name in names if name.startswith(PRIVATE_MODULES))
         for name in attributes:
@@ -219,13 +225,14 @@ def private_parts(tree):
 
 
 def test_private_parts_of_tensorflow_are_used_in_tensorflow_patches_only():
-    places = {}
+    uses_by_name = {}
     for path in FILES:
         if path.parent.name != "tensorflow_patches":
             for name, line in private_parts(tree_of(path)):
-                places.setdefault(name, []).append(f"{name_of(path)}:{line}")
-    assert places.keys() == NOT_OF_TENSORFLOW.keys(), {
-        name: places.get(name, "is not used") for name in places.keys() ^ NOT_OF_TENSORFLOW.keys()
+                uses_by_name.setdefault(name, []).append(f"{name_of(path)}:{line}")
+    assert uses_by_name.keys() == OTHER_PRIVATE_ATTRIBUTES.keys(), {
+        name: uses_by_name.get(name, "is not used")
+        for name in uses_by_name.keys() ^ OTHER_PRIVATE_ATTRIBUTES.keys()
     }
 
 
@@ -236,7 +243,7 @@ def test_models_use_only_the_public_names():
             assert name in public, f"{path.name} imports ctl.{name}; use `import ctl`"
 
 
-def test_the_public_names_are_a_promise():
+def test_the_public_names_are_fixed():
     assert sorted(ctl.__all__) == sorted([
         "Audio", "BackupCheckpoints", "Callback", "CheckpointError", "CheckpointManager",
         "ChiefOnlyCheckpoints", "Config", "ConsoleWriter", "CtlError", "Decision", "EarlyStopping", "Every",
@@ -255,8 +262,8 @@ def test_the_public_names_are_a_promise():
         _ = ctl.Trainr
 
 
-def test_no_module_has_the_name_of_something_public():
-    """Importing it would put the module in the place of the function."""
+def test_no_module_has_a_public_name():
+    """The import of such a module would replace the public function."""
     assert not {p.stem for p in (ROOT / "ctl").glob("*.py")} & (set(ctl.__all__) - {"__version__"})
 
 
@@ -274,13 +281,13 @@ def test_importing_ctl_or_its_pure_parts_does_not_import_tensorflow():
         "ctl.checkpoints.commit",
     ]
     code = f"import sys, {', '.join(modules)}; sys.exit('tensorflow' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), timeout=60, check=False)
-    assert done.returncode == 0
+    result = subprocess.run([sys.executable, "-c", code], env=environment(), timeout=60, check=False)
+    assert result.returncode == 0
 
 
-@pytest.mark.parametrize("how", ["one step", "a loop", "until the end", "parts", "compiled", "program"])
-def test_the_step_is_at_most_six_frames_below_train(how):
-    """AutoGraph's count too: they are in the tracebacks that people read. TensorFlow's own do not."""
+@pytest.mark.parametrize("variant", ["one step", "a loop", "until the end", "parts", "compiled", "program"])
+def test_the_step_is_at_most_six_frames_below_train(variant):
+    """Frames of AutoGraph count too, because tracebacks contain them. Frames of TensorFlow do not."""
     import traceback
 
     from small_models import Small, every_step, examples
@@ -290,26 +297,26 @@ def test_the_step_is_at_most_six_frames_below_train(how):
     class Watched(Small):
         def build(self):
             super().build()
-            self.jit_compile = "loop" if how == "program" else how == "compiled"
-            if how == "parts":
+            self.jit_compile = "loop" if variant == "program" else variant == "compiled"
+            if variant == "parts":
                 self.gradients = ctl.Gradients(accumulate_steps=2)
 
         def train_data(self, batch_size):
-            if how == "program":
+            if variant == "program":
                 return ctl.from_arrays(examples(), batch_size)
             batches = tf.data.Dataset.from_tensor_slices(examples()).batch(batch_size, True)
-            return batches.filter(lambda *_: True) if how == "until the end" else batches.repeat()
+            return batches.filter(lambda *_: True) if variant == "until the end" else batches.repeat()
 
         def train_step(self, batch):
-            found[:] = traceback.extract_stack()
+            stack[:] = traceback.extract_stack()
             return super().train_step(batch)
 
-    found = []
-    intervals = every_step() if how == "one step" else ctl.Intervals(steps_per_loop=2)
+    stack = []
+    intervals = every_step() if variant == "one step" else ctl.Intervals(steps_per_loop=2)
     Watched(strategy="default", intervals=intervals, writers=[]).train(2)
-    ours = [f for f in found if f.filename.startswith(str(ROOT / "ctl"))]
-    autograph = [f for f in found if "__autograph_generated_file" in f.filename]
-    frames = [f.name for f in found if f in ours or f in autograph]
+    ctl_frames = [f for f in stack if f.filename.startswith(str(ROOT / "ctl"))]
+    autograph = [f for f in stack if "__autograph_generated_file" in f.filename]
+    frames = [f.name for f in stack if f in ctl_frames or f in autograph]
     below = frames[frames.index("train") + 1 :]
     last = below.index("tf__train_step") if "tf__train_step" in below else len(below)
     assert 3 <= last <= 6, below
@@ -317,7 +324,7 @@ def test_the_step_is_at_most_six_frames_below_train(how):
 
 SIDE_EFFECTS = """
 import atexit, importlib, json, logging, os, pkgutil, signal, sys, threading, warnings
-import tensorflow, keras, absl.flags, absl.logging  # what they do is theirs
+import tensorflow, keras, absl.flags, absl.logging  # their side effects do not count
 
 def state():
     loggers = [logging.getLogger(name) for name in ("", "ctl", "tensorflow", "absl")]
@@ -332,23 +339,23 @@ def state():
             tensorflow.compat.v1.Session.run, keras.Model._resolve_auto_jit_compile)),
     }
 
-import ctl  # hides TensorFlow's start-up lines where TensorFlow comes later, and does nothing else
-found, before = {}, state()
+import ctl  # hides TensorFlow's start-up lines where TensorFlow is imported later, and does nothing else
+changes_by_module, before = {}, state()
 names = [module.name for module in pkgutil.walk_packages(ctl.__path__, "ctl.")]
 for name in (n for n in names if not n.endswith("__main__")):
     importlib.import_module(name)
     after = state()
-    changed = [what for what in after if after[what] != before[what]]
+    changed = [key for key in after if after[key] != before[key]]
     if changed:
-        found[name] = changed
+        changes_by_module[name] = changed
     before = after
-print(json.dumps(found))
+print(json.dumps(changes_by_module))
 """
 
 
 def test_importing_a_module_does_nothing_but_define_names():
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", SIDE_EFFECTS], env=environment(), capture_output=True, text=True,
         timeout=240, check=False,
     )  # fmt: skip
-    assert done.stdout.strip() == "{}", done.stdout + done.stderr[-2000:]
+    assert result.stdout.strip() == "{}", result.stdout + result.stderr[-2000:]

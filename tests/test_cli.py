@@ -1,4 +1,4 @@
-"""The `ctl` and `ctlrun` commands, where their output ends early."""
+"""Output of the `ctl` and `ctlrun` commands to a closed pipe."""
 
 import subprocess
 import sys
@@ -8,13 +8,13 @@ import pytest
 from conftest import TIMEOUT_SECS, environment
 
 
-@pytest.mark.parametrize("words", [
+@pytest.mark.parametrize("command", [
     ["ctl", "--help"], ["ctl", "launch", "--help"], ["ctl", "deploy", "vertex", "--help"],
     ["ctl", "inspect", "--help"], ["ctlrun", "--help"],
 ])  # fmt: skip
-def test_help_that_nobody_reads_to_the_end_is_no_error(words):
-    command = Path(sys.executable).parent / words[0]
-    process = subprocess.Popen([command, *words[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+def test_a_closed_pipe_of_the_help_is_no_error(command):
+    program = Path(sys.executable).parent / command[0]
+    process = subprocess.Popen([program, *command[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                env=environment())  # fmt: skip
     process.stdout.close()  # as `| head -1` does
     err = process.stderr.read()

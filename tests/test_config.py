@@ -1,4 +1,4 @@
-"""Which value of a setting holds: the flag's, the keyword's, the class's or the table's, in this order."""
+"""Precedence of the values of a setting: flag, keyword, class attribute, default of the table."""
 
 import ctl
 import pytest
@@ -27,78 +27,84 @@ DEFAULTS = {"model_dir": None, "global_batch_size": BATCH, "seed": 0, "init_from
             "step_timeout_secs": 0.0, "allow_config_change": False, "data_position": "auto"}  # fmt: skip
 
 
-def ran(monkeypatch, kind, arguments, keywords):
-    """The trainer that `ctl.run` would train."""
-    made = []
+def trainer_of_run(monkeypatch, trainer_class, arguments, keywords):
+    """Returns the trainer that `ctl.run` would train."""
+    trainers = []
     values = flags.FlagValues()
     define_flags(values)
     app.parse(["program", *arguments], values)
     monkeypatch.setattr(flags, "FLAGS", values)
-    monkeypatch.setattr(kind, "prepare", lambda self: None)
-    monkeypatch.setattr(kind, "train", lambda self, *_, **how: made.append(self))
-    app._main(kind, keywords)
-    return made[0]
+    monkeypatch.setattr(trainer_class, "prepare", lambda self: None)
+    monkeypatch.setattr(trainer_class, "train", lambda self, *_, **options: trainers.append(self))
+    app._main(trainer_class, keywords)
+    return trainers[0]
 
 
 def value_of(trainer, name):
     return strategy_name(trainer.strategy) if name == "strategy" else getattr(trainer, name)
 
 
-def test_every_setting_of_the_trainer_is_here():
-    """Those that the trainer keeps as attributes; the others become its parts."""
-    mine = vars(Small(strategy="default"))
-    assert sorted(CASES) == sorted(name for name in config.NAMES if name in mine)
+def test_the_cases_contain_every_setting_that_is_an_attribute_of_the_trainer():
+    attributes = vars(Small(strategy="default"))
+    assert sorted(CASES) == sorted(name for name in config.NAMES if name in attributes)
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("level", ["flag", "keyword", "constructor", "class", "table"])
 def test_the_flag_comes_first_then_keyword_class_and_table(monkeypatch, tmp_path, name, level):
-    def here(value):
+    def expand_tmp(value):
         return value.replace("{tmp}", str(tmp_path)) if isinstance(value, str) else value
 
-    text, of_flag, of_keyword, of_class = map(here, CASES[name])
+    text, of_flag, of_keyword, of_class = map(expand_tmp, CASES[name])
 
-    class Own(Small):
+    class CustomTrainer(Small):
         pass
 
-    place = str(tmp_path / "class")
+    class_model_dir = str(tmp_path / "class")
 
-    class Signed(Small):
-        def __init__(self, model_dir=place, strategy="one_device", global_batch_size=24, seed=5, **options):
+    class TrainerWithArguments(Small):
+        def __init__(
+            self, model_dir=class_model_dir, strategy="one_device", global_batch_size=24, seed=5, **options
+        ):
             super().__init__(model_dir=model_dir, strategy=strategy, global_batch_size=global_batch_size,
                              seed=seed, **options)  # fmt: skip
 
     base = [] if name == "strategy" else ["--strategy=default"]
-    kind, arguments, keywords, expected = Own, base, {}, DEFAULTS.get(name)
+    trainer_class, arguments, keywords, expected = CustomTrainer, base, {}, DEFAULTS.get(name)
     if level != "table":
         expected = {"flag": of_flag, "keyword": of_keyword}.get(level, of_class)
         if level == "constructor" and name not in config.CONSTRUCTOR_SETTINGS:
             pytest.skip("no argument of the constructor")
-        kind = Signed if level == "constructor" else Own
+        trainer_class = TrainerWithArguments if level == "constructor" else CustomTrainer
         if level != "constructor":
-            setattr(Own, name, of_class)
+            setattr(CustomTrainer, name, of_class)
         keywords = {name: of_keyword} if level in ("flag", "keyword") else {}
         arguments = [f"--{name}={text}", *base] if level == "flag" else base
     elif name == "strategy":
         pytest.skip("auto depends on the machine")
-    assert value_of(ran(monkeypatch, kind, [*arguments, "--export=none"], keywords), name) == expected
+    assert (
+        value_of(trainer_of_run(monkeypatch, trainer_class, [*arguments, "--export=none"], keywords), name)
+        == expected
+    )
 
 
-def test_a_word_of_the_table_may_be_an_argument_of_ones_own(monkeypatch):
-    class Own(Small):
+def test_the_name_of_a_setting_may_be_an_argument_of_the_users_constructor(monkeypatch):
+    class CustomTrainer(Small):
         def __init__(self, keep=0.9, jit_compile="my own", **options):
             super().__init__(**options)
-            self.given = keep, jit_compile
+            self.received = keep, jit_compile
 
-    made = ran(monkeypatch, Own, ["--strategy=default", "--export=none"], {"keep": 0.5})
-    assert made.given == (0.5, "my own")
+    trainer = trainer_of_run(
+        monkeypatch, CustomTrainer, ["--strategy=default", "--export=none"], {"keep": 0.5}
+    )
+    assert trainer.received == (0.5, "my own")
 
 
-def test_objects_for_intervals_hold_but_for_the_flags_that_are_given(monkeypatch):
-    mine = ctl.Intervals(log=ctl.Every(steps=3), save=ctl.Every(secs=9.0), steps_per_loop=2)
+def test_an_intervals_object_holds_except_for_given_flags(monkeypatch):
+    intervals = ctl.Intervals(log=ctl.Every(steps=3), save=ctl.Every(secs=9.0), steps_per_loop=2)
     arguments = ["--strategy=default", "--export=none", "--log_every_steps=7"]
-    made = ran(monkeypatch, Small, arguments, {"intervals": mine}).intervals
-    assert (made.log.steps, made.save.secs, made.steps_per_loop) == (7, 9.0, 2)
+    merged = trainer_of_run(monkeypatch, Small, arguments, {"intervals": intervals}).intervals
+    assert (merged.log.steps, merged.save.secs, merged.steps_per_loop) == (7, 9.0, 2)
 
 
 @pytest.mark.parametrize(("arguments", "keywords", "expected"), [
@@ -106,20 +112,20 @@ def test_objects_for_intervals_hold_but_for_the_flags_that_are_given(monkeypatch
     (["--jit_compile=true"], {}, "step"), (["--jit_compile=loop"], {"jit_compile": False}, "loop"),
     ([], {"jit_compile": True}, "step"), ([], {"jit_compile": False}, "off"),
 ])  # fmt: skip
-def test_jit_compile_is_a_word_or_a_switch(monkeypatch, arguments, keywords, expected):
+def test_jit_compile_is_a_string_or_a_boolean(monkeypatch, arguments, keywords, expected):
     base = ["--strategy=default", "--export=none"]
-    assert ran(monkeypatch, Small, [*arguments, *base], keywords).jit_compile == expected
+    assert trainer_of_run(monkeypatch, Small, [*arguments, *base], keywords).jit_compile == expected
     values = flags.FlagValues()
     define_flags(values)
     values(["program", *arguments])
-    again = flags.FlagValues()
-    define_flags(again)
-    again(["program", values["jit_compile"].serialize()])
-    assert again.jit_compile == values.jit_compile
+    restored_flags = flags.FlagValues()
+    define_flags(restored_flags)
+    restored_flags(["program", values["jit_compile"].serialize()])
+    assert restored_flags.jit_compile == values.jit_compile
 
 
 def test_a_property_of_a_class_is_no_default(monkeypatch):
-    class Own(Small):
+    class CustomTrainer(Small):
         @property
         def init_from(self):
             return None
@@ -128,61 +134,66 @@ def test_a_property_of_a_class_is_no_default(monkeypatch):
         def init_from(self, value):
             assert value is None
 
-    assert ran(monkeypatch, Own, ["--strategy=default", "--export=none"], {}).init_from is None
+    assert (
+        trainer_of_run(monkeypatch, CustomTrainer, ["--strategy=default", "--export=none"], {}).init_from
+        is None
+    )
 
 
-# three values of each kind, as text and as value; none is a default
-OTHERS = {"text": ("a", "b", "c"), "real": (1.5, 2.5, 3.5), "number": (11, 12, 13),
+# three values of each type; none is a default
+VALUES_BY_TYPE = {"text": ("a", "b", "c"), "real": (1.5, 2.5, 3.5), "number": (11, 12, 13),
           "positive": (11, 12, 13), "steps": (11, 12, 13), "range": ("1:2", "3:4", "5:6"),
           "list": (("cpu:0",), ("cpu:1",), ("gpu:0",))}  # fmt: skip
 
 
-def three(name):
-    kind, words = (config.FIELDS[name].metadata[k] for k in ("type", "choices"))
-    if kind in ("choice", "compile"):
-        return (*words, *words[1:])[1:4]
-    return (True, True, True) if kind == "bool" else OTHERS[kind]
+def three_values(name):
+    setting_type, choices = (config.FIELDS[name].metadata[k] for k in ("type", "choices"))
+    if setting_type in ("choice", "compile"):
+        return (*choices, *choices[1:])[1:4]
+    return (True, True, True) if setting_type == "bool" else VALUES_BY_TYPE[setting_type]
 
 
 @pytest.mark.parametrize("name", config.NAMES)
 def test_one_rule_of_precedence_holds_for_every_setting(name):
-    """The flag, the keyword, what a Config gives, the class, the field: each hides those after it."""
-    of_flag, of_keyword, of_class = three(name)
-    plain, default = type("Plain", (Small,), {}), config.FIELDS[name].default
-    classy = type("Classy", (Small,), {name: of_class})
+    """Order of precedence: flag, keyword, Config, class attribute, default of the field."""
+    of_flag, of_keyword, of_class = three_values(name)
+    without_attribute, default = type("Plain", (Small,), {}), config.FIELDS[name].default
+    with_attribute = type("Classy", (Small,), {name: of_class})
 
-    def found(kind, arguments=(), keywords=None):
+    def value_of_setting(trainer_class, arguments=(), keywords=None):
         values = flags.FlagValues()
         define_flags(values)
         values(["program", *arguments])
-        settings, _ = config.read_command_line(values, keywords or {}, kind)
-        return getattr(config.resolve_config(kind, settings), name)
+        settings, _ = config.read_command_line(values, keywords or {}, trainer_class)
+        return getattr(config.resolve_config(trainer_class, settings), name)
 
     text = ",".join(of_flag) if isinstance(of_flag, tuple) else str(of_flag).lower() \
         if isinstance(of_flag, bool) else of_flag  # fmt: skip
-    assert found(classy, [f"--{name}={text}"], {name: of_keyword}) == of_flag
-    assert found(classy, (), {name: of_keyword}) == of_keyword
-    assert found(classy) == of_class and found(plain) == default
-    given = config.Config(**{name: of_keyword})
-    assert getattr(config.resolve_config(classy, given), name) == of_keyword
-    assert getattr(config.resolve_config(classy, given, {name: of_flag}), name) == of_flag
-    assert getattr(config.resolve_config(classy, config.Config()), name) == of_class
-    if isinstance(default, bool):  # what is given as the default is given
-        assert found(classy, [f"--no{name}"]) is False
-        assert getattr(config.resolve_config(classy, config.Config(**{name: False})), name) is False
+    assert value_of_setting(with_attribute, [f"--{name}={text}"], {name: of_keyword}) == of_flag
+    assert value_of_setting(with_attribute, (), {name: of_keyword}) == of_keyword
+    assert value_of_setting(with_attribute) == of_class and value_of_setting(without_attribute) == default
+    config_object = config.Config(**{name: of_keyword})
+    assert getattr(config.resolve_config(with_attribute, config_object), name) == of_keyword
+    assert getattr(config.resolve_config(with_attribute, config_object, {name: of_flag}), name) == of_flag
+    assert getattr(config.resolve_config(with_attribute, config.Config()), name) == of_class
+    if isinstance(default, bool):  # an explicit value counts, even if it equals the default
+        assert value_of_setting(with_attribute, [f"--no{name}"]) is False
+        assert getattr(config.resolve_config(with_attribute, config.Config(**{name: False})), name) is False
 
 
 def test_keywords_and_a_config_make_the_same_trainer(tmp_path):
-    one = Small(model_dir=tmp_path, strategy="default", dropout=0.1, save_every_steps=3, keep="2")
-    given = ctl.Config(model_dir=str(tmp_path), strategy="default", save_every_steps=3, keep="2")
-    two = Small(config=given, dropout=0.1)
-    assert {**vars(one.config)} == {**vars(two.config)} | {"_explicit_names": one.config.explicit_names}
-    for made in (one, two):
-        assert made.intervals.save.steps == 3 and made._checkpoints.keep.newest == 2
-        assert made.model_dir == str(tmp_path) and made.dropout == 0.1
+    from_keywords = Small(model_dir=tmp_path, strategy="default", dropout=0.1, save_every_steps=3, keep="2")
+    trainer_config = ctl.Config(model_dir=str(tmp_path), strategy="default", save_every_steps=3, keep="2")
+    from_config = Small(config=trainer_config, dropout=0.1)
+    assert {**vars(from_keywords.config)} == {**vars(from_config.config)} | {
+        "_explicit_names": from_keywords.config.explicit_names
+    }
+    for trainer in (from_keywords, from_config):
+        assert trainer.intervals.save.steps == 3 and trainer._checkpoints.keep.newest == 2
+        assert trainer.model_dir == str(tmp_path) and trainer.dropout == 0.1
 
 
-@pytest.mark.parametrize(("keywords", "words"), [
+@pytest.mark.parametrize(("keywords", "expected_texts"), [
     ({"modeldir": "a"}, ["Small", "modeldir", "Write model_dir="]), ({"zzz": 1}, ["zzz", "no setting"]),
     ({"seed": -1}, ["seed is -1", "whole number >= 0"]), ({"seed": 2**32}, ["seed", "<= 4294967295"]),
     ({"global_batch_size": 2.5}, ["global_batch_size is 2.5"]), ({"jit_compile": 1}, ["or True or False"]),
@@ -191,10 +202,10 @@ def test_keywords_and_a_config_make_the_same_trainer(tmp_path):
     ({"steps_per_loop": "many"}, ["steps_per_loop is 'many'"]), ({"config": {}}, ["expected a ctl.Config"]),
     ({"devices": [0]}, ["devices", "list of names"]),
 ])  # fmt: skip
-def test_a_setting_that_cannot_be_is_refused_with_what_to_write(keywords, words):
+def test_an_invalid_setting_is_refused_with_the_expected_values(keywords, expected_texts):
     with pytest.raises(ctl.UsageError) as raised:
         Small(**keywords)
-    assert all(word in str(raised.value) for word in words), raised.value
+    assert all(text in str(raised.value) for text in expected_texts), raised.value
 
 
 def test_a_config_is_frozen_and_can_be_copied():
@@ -202,22 +213,22 @@ def test_a_config_is_frozen_and_can_be_copied():
     import dataclasses
     import pickle
 
-    made = ctl.Config(seed=3)
+    original = ctl.Config(seed=3)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        made.seed = 4
-    for same in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert same == made and same.explicit_names == {"seed"}
-    assert dataclasses.replace(made, seed=5).seed == 5
+        original.seed = 4
+    for duplicate in (copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
+        assert duplicate == original and duplicate.explicit_names == {"seed"}
+    assert dataclasses.replace(original, seed=5).seed == 5
     with pytest.raises(ctl.UsageError, match="Write seed="):
         ctl.Config(sed=1)
 
 
-def test_help_and_editors_see_every_setting_of_the_constructor():
+def test_the_signature_of_the_constructor_contains_every_setting():
     import inspect
 
-    found = inspect.signature(ctl.Trainer).parameters
-    assert set(config.NAMES) - set(config.RUN_SETTINGS) <= set(found)
-    assert found["global_batch_size"].default == 128 and "settings" not in found
+    parameters = inspect.signature(ctl.Trainer).parameters
+    assert set(config.NAMES) - set(config.RUN_SETTINGS) <= set(parameters)
+    assert parameters["global_batch_size"].default == 128 and "settings" not in parameters
 
 
 def test_config_json_holds_every_setting(tmp_path):
@@ -229,21 +240,23 @@ def test_config_json_holds_every_setting(tmp_path):
     assert (settings["save_every_steps"], settings["strategy"]) == (7, "default")
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, "rollback"), ({"on_nonfinite": "skip"}, "skip")])
-def test_what_is_given_for_infinite_gradients_wins_over_what_build_has_made(given, expected):
+@pytest.mark.parametrize(("options", "expected"), [({}, "rollback"), ({"on_nonfinite": "skip"}, "skip")])
+def test_the_option_on_nonfinite_precedes_the_gradients_of_build(options, expected):
     class Clips(Small):
         def build(self):
             super().build()
             self.gradients = ctl.Gradients(clip_norm=1.0, on_nonfinite="rollback")
 
-    trainer = Clips(strategy="default", **given)
+    trainer = Clips(strategy="default", **options)
     trainer.prepare()
     assert (trainer.gradients.on_nonfinite, trainer.gradients.clip_norm) == (expected, 1.0)
 
 
 def test_an_attribute_of_a_class_with_the_name_of_a_setting_is_refused_unless_it_is_one():
-    class Own(Small):
+    class CustomTrainer(Small):
         keep = 0.9
 
-    with pytest.raises(ctl.UsageError, match=r"Own.keep is 0.9; expected a string. keep is a setting"):
-        Own(strategy="default")
+    with pytest.raises(
+        ctl.UsageError, match=r"CustomTrainer.keep is 0.9; expected a string. keep is a setting"
+    ):
+        CustomTrainer(strategy="default")

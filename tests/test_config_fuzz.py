@@ -1,4 +1,4 @@
-"""Whatever TF_CONFIG and the flags say: they are used, or refused in one sentence; never a traceback."""
+"""Fuzzing of TF_CONFIG and of flags: any value is accepted or refused with one sentence."""
 
 import json
 import string
@@ -15,7 +15,7 @@ from ctl.errors import UsageError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-MANY = settings(suppress_health_check=list(HealthCheck))
+NO_HEALTH_CHECKS = settings(suppress_health_check=list(HealthCheck))
 TEXT = st.text(max_size=40)
 ADDRESS = st.one_of(
     TEXT,
@@ -27,19 +27,21 @@ JSON = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=4)),
     max_leaves=12,
 )
-KIND = st.one_of(st.sampled_from(["chief", "worker", "ps", "evaluator", "master", "workerpool0"]), TEXT)
+TASK_TYPE = st.one_of(
+    st.sampled_from(["chief", "worker", "ps", "evaluator", "master", "workerpool0"]), TEXT
+)
 CONFIG = st.one_of(
     JSON,
     st.fixed_dictionaries(
         {},
         optional={
             "cluster": st.one_of(
-                JSON, st.dictionaries(KIND, st.one_of(JSON, st.lists(ADDRESS, max_size=3)), max_size=3)
+                JSON, st.dictionaries(TASK_TYPE, st.one_of(JSON, st.lists(ADDRESS, max_size=3)), max_size=3)
             ),
             "task": st.one_of(
                 JSON,
                 st.fixed_dictionaries(
-                    {}, optional={"type": KIND, "index": st.one_of(JSON, st.integers(-2, 4))}
+                    {}, optional={"type": TASK_TYPE, "index": st.one_of(JSON, st.integers(-2, 4))}
                 ),
             ),
             "environment": JSON,
@@ -48,26 +50,26 @@ CONFIG = st.one_of(
 )  # fmt: skip
 
 
-def refused_in_words(error):
+def is_readable_error(error):
     text = str(error)
     return 10 < len(text) < 4000 and "Traceback" not in text
 
 
-@MANY
+@NO_HEALTH_CHECKS
 @given(text=st.one_of(TEXT, CONFIG.map(json.dumps)), servers=st.booleans())
 def test_any_tf_config_is_a_cluster_or_a_sentence(text, servers):
     try:
-        found = detection.read_topology({"TF_CONFIG": text})
-        found = found if servers else found.without_servers()
+        topology = detection.read_topology({"TF_CONFIG": text})
+        topology = topology if servers else topology.without_servers()
     except UsageError as e:
-        assert refused_in_words(e) and "TF_CONFIG" in str(e)
+        assert is_readable_error(e) and "TF_CONFIG" in str(e)
         return
-    assert found.num_workers >= 1 and found.worker_index >= 0
-    again = detection.read_topology({"TF_CONFIG": found.tf_config()})
-    assert again.tasks == found.tasks and again.is_chief == found.is_chief
+    assert topology.num_workers >= 1 and topology.worker_index >= 0
+    restored = detection.read_topology({"TF_CONFIG": topology.tf_config()})
+    assert restored.tasks == topology.tasks and restored.is_chief == topology.is_chief
 
 
-WORD = st.one_of(
+ARGUMENT = st.one_of(
     TEXT,
     st.builds("--{}={}".format, st.sampled_from(config.NAMES), st.one_of(TEXT, st.integers(), st.floats())),
     st.builds("--{}".format, st.sampled_from([*config.NAMES, "no", "nojit_compile", "x"])),
@@ -75,27 +77,27 @@ WORD = st.one_of(
 )
 
 
-@MANY
-@given(words=st.lists(WORD, max_size=4))
-def test_any_words_are_flags_or_a_sentence(words):
-    if any(w.startswith(("--flagfile", "-flagfile")) for w in words):
+@NO_HEALTH_CHECKS
+@given(arguments=st.lists(ARGUMENT, max_size=4))
+def test_any_arguments_are_flags_or_an_error_line(arguments):
+    if any(w.startswith(("--flagfile", "-flagfile")) for w in arguments):
         return  # reads files
     values = flags.FlagValues()
     define_flags(values)
     try:
-        app.parse(["program", *words], values)
+        app.parse(["program", *arguments], values)
     except SystemExit as end:
         assert end.code in (0, 2)
 
 
-@MANY
+@NO_HEALTH_CHECKS
 @given(text=st.one_of(TEXT, st.text(alphabet="0123456789,=besttmodxinacy.", max_size=24)))
 @pytest.mark.parametrize(
     "parse",
     [Keep.parse, export.parse_formats, config.parse_steps_per_loop, parameter_servers.Partition.parse],
 )
-def test_any_text_is_understood_or_refused(parse, text):
+def test_any_text_is_parsed_or_refused(parse, text):
     try:
         parse(text)
     except UsageError as e:
-        assert refused_in_words(e)
+        assert is_readable_error(e)

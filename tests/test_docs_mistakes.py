@@ -1,4 +1,4 @@
-"""docs/mistakes.md says what its mistakes lead to: they are made again here."""
+"""Mistakes of docs/mistakes.md, repeated and compared with the messages on the page."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def made():
+def generated():
     return generate_mistakes.made()
 
 
@@ -24,18 +24,18 @@ def sections(text):
 NAMES = list(sections(generate_mistakes.PAGE.read_text()))
 
 
-def test_the_page_has_all_mistakes_and_the_trainer_that_is_run(made):
+def test_the_page_has_all_mistakes_and_the_trainer_that_is_run(generated):
     page = generate_mistakes.PAGE.read_text()
     assert len(NAMES) == len(generate_mistakes.MISTAKES) >= 15
-    assert page.split("\n## ")[0] == made.split("\n## ")[0]
+    assert page.split("\n## ")[0] == generated.split("\n## ")[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_mistake_leads_to_what_the_page_says(made, name):
+def test_a_mistake_has_the_message_of_the_page(generated, name):
     page = sections(generate_mistakes.PAGE.read_text())
-    assert page[name] == sections(made)[name]
+    assert page[name] == sections(generated)[name]
 
 
-def test_each_message_says_what_to_do(made):
-    for name, text in sections(made).items():
+def test_each_mistake_raises_an_error_of_ctl(generated):
+    for name, text in sections(generated).items():
         assert re.search(r"```text\n(UsageError|CheckpointError|NonFiniteError): ", text), name

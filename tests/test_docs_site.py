@@ -1,4 +1,4 @@
-"""The site of docs/: every page is in its navigation, every public name has a docstring."""
+"""Site of docs/: navigation, links and the reference of public names."""
 
 import ast
 import re
@@ -36,7 +36,7 @@ def test_links_of_pages_lead_to_pages(pages):
     for page in pages.rglob("*.md"):
         for _, name, _ in build_site.LINK.findall(build_site.FENCED.sub("", page.read_text())):
             if "source" in page.parts and page.suffixes != [".md"]:
-                continue  # a program, as it is
+                continue  # the source of a program
             assert "://" in name or (page.parent / name).exists(), f"{page.relative_to(pages)}: {name}"
 
 
@@ -70,8 +70,8 @@ def test_a_name_without_a_docstring_is_named(monkeypatch):
 def test_the_site_is_built_without_a_warning():
     pytest.importorskip("mkdocs", reason="`make docs` installs mkdocs")
     command = [sys.executable, "docs/build_site.py"]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
     assert "Trainer" in (ROOT / "build/site/reference/trainer.html").read_text()
 
 
@@ -79,7 +79,7 @@ def test_brackets_beside_a_link_are_no_reference(pages):
     """Markdown takes `[1] [name](address)` for a reference to "name"."""
     for page in pages.rglob("*.md"):
         if "````" in page.read_text():
-            continue  # a file as it is
+            continue  # an unchanged file
         text = re.sub("`[^`]*`", "", build_site.FENCED.sub("", page.read_text()))
         assert not re.findall(r"\][ \n]?\[[^\]]+\]", text), page.relative_to(pages)
 

@@ -53,15 +53,15 @@ def test_mnist_has_the_same_numbers_on_two_replicas():
 
 
 @pytest.mark.parametrize(
-    ("images", "words"),
+    ("images", "message"),
     [(np.zeros([2, 28, 28]), r"shape \(2, 28, 28\)"), (np.zeros([1, 4, 4, 2]), "c of 1, 3 or 4")],
 )
-def test_what_is_no_picture_is_refused(images, words):
+def test_an_array_that_is_no_picture_is_refused(images, message):
     class Shows(CartPole):
         def after_loop(self, step, means):
             self.show("odd", images)
 
-    with pytest.raises(ctl.UsageError, match=words):
+    with pytest.raises(ctl.UsageError, match=message):
         Shows(strategy="default", global_batch_size=2, game_steps=2,
               writers=[ctl.MemoryWriter()], intervals=every_step()).train(1)  # fmt: skip
 
@@ -96,7 +96,9 @@ def test_cartpole_learns_to_balance():
 
 def test_a_model_takes_a_config_or_the_same_as_keywords():
     settings = {"strategy": "default", "global_batch_size": 32, "seed": 5}
-    one = Mnist(ctl.Config(**settings), dropout=0.1)
-    two = Mnist(**settings, dropout=0.1)
-    assert one.config == two.config and one.dropout == two.dropout == 0.1
-    assert (one.global_batch_size, one.seed) == (32, 5)
+    from_config = Mnist(ctl.Config(**settings), dropout=0.1)
+    from_keywords = Mnist(**settings, dropout=0.1)
+    assert (
+        from_config.config == from_keywords.config and from_config.dropout == from_keywords.dropout == 0.1
+    )
+    assert (from_config.global_batch_size, from_config.seed) == (32, 5)

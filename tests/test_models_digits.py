@@ -1,4 +1,4 @@
-"""Images of digits: from the repository, an .npz or idx files; what is wrong is named."""
+"""Images of digits from the repository, an .npz or idx files, and errors for invalid files."""
 
 import gzip
 import struct
@@ -32,19 +32,19 @@ def write_npz(directory, **changes):
     return str(path)
 
 
-def idx(array):
+def idx_content(array):
     return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
-def write_idx(directory, pack=False):
+def write_idx(directory, compress=False):
     for key, array in arrays().items():
-        content = idx(array)
-        path = directory / (NAMES[key] + (".gz" if pack else ""))
-        path.write_bytes(gzip.compress(content) if pack else content)
+        content = idx_content(array)
+        path = directory / (NAMES[key] + (".gz" if compress else ""))
+        path.write_bytes(gzip.compress(content) if compress else content)
     return str(directory)
 
 
-def assert_is_what_was_written(loaded):
+def assert_equals_written_arrays(loaded):
     expected = arrays()
     for part in ("train", "test"):
         np.testing.assert_array_equal(loaded[part]["image"], expected[f"x_{part}"])
@@ -52,7 +52,7 @@ def assert_is_what_was_written(loaded):
         assert loaded[part]["image"].dtype == np.uint8 and loaded[part]["label"].dtype == np.int64
 
 
-def test_the_shipped_digits_are_there():
+def test_the_shipped_digits_are_complete():
     loaded = digits.load()
     assert loaded["train"]["image"].shape == (5000, 28, 28)
     assert loaded["test"]["image"].shape == (1000, 28, 28)
@@ -62,16 +62,16 @@ def test_the_shipped_digits_are_there():
 
 
 def test_an_npz_is_read(tmp_path):
-    assert_is_what_was_written(digits.load(write_npz(tmp_path)))
+    assert_equals_written_arrays(digits.load(write_npz(tmp_path)))
 
 
-@pytest.mark.parametrize("pack", [False, True])
-def test_idx_files_are_read_also_packed(tmp_path, pack):
-    assert_is_what_was_written(digits.load(write_idx(tmp_path, pack)))
+@pytest.mark.parametrize("compress", [False, True])
+def test_idx_files_are_read_also_compressed(tmp_path, compress):
+    assert_equals_written_arrays(digits.load(write_idx(tmp_path, compress)))
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"y_test": None}, "has no y_test; expected the keys x_train.*found x_train, y_train, x_test"),
         ({"x_train": np.zeros([5, 28, 27], np.uint8)}, r"images \(5, 28, 27\).*\[n, 28, 28\]"),
@@ -81,8 +81,8 @@ def test_idx_files_are_read_also_packed(tmp_path, pack):
         ({"y_test": np.array([-1, 3])}, "labels .*expected 0 to 9"),
     ],
 )
-def test_a_wrong_npz_is_refused_by_key_shape_or_label(tmp_path, changes, words):
-    with pytest.raises(ctl.UsageError, match=words):
+def test_a_wrong_npz_is_refused_by_key_shape_or_label(tmp_path, changes, message):
+    with pytest.raises(ctl.UsageError, match=message):
         digits.load(write_npz(tmp_path, **changes))
 
 
@@ -94,7 +94,7 @@ def test_numbers_that_are_not_whole_are_refused(tmp_path, changes):
         digits.load(write_npz(tmp_path, **changes))
 
 
-def test_what_is_no_npz_or_not_there_is_refused(tmp_path):
+def test_an_invalid_or_missing_npz_is_refused(tmp_path):
     (tmp_path / "text.npz").write_text("no archive")
     with pytest.raises(ctl.UsageError, match=r"text\.npz cannot be read as \.npz"):
         digits.load(str(tmp_path / "text.npz"))
@@ -111,22 +111,22 @@ def test_a_directory_without_the_files_names_the_first_that_is_missing(tmp_path)
         digits.load(str(tmp_path))
 
 
-@pytest.mark.parametrize("pack", [False, True])
-@pytest.mark.parametrize("left", [0, 3, 10, 1000])
-def test_a_truncated_idx_file_is_named(tmp_path, pack, left):
-    write_idx(tmp_path, pack)
-    path = tmp_path / (NAMES["x_train"] + (".gz" if pack else ""))
-    path.write_bytes(path.read_bytes()[:left])
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("num_bytes", [0, 3, 10, 1000])
+def test_a_truncated_idx_file_is_named(tmp_path, compress, num_bytes):
+    write_idx(tmp_path, compress)
+    path = tmp_path / (NAMES["x_train"] + (".gz" if compress else ""))
+    path.write_bytes(path.read_bytes()[:num_bytes])
     with pytest.raises(ctl.UsageError, match=f"{path.name} cannot be read as an idx file"):
         digits.load(str(tmp_path))
 
 
-def test_a_packed_file_with_a_flipped_byte_is_named(tmp_path):
-    write_idx(tmp_path, pack=True)
+def test_a_compressed_file_with_a_flipped_byte_is_named(tmp_path):
+    write_idx(tmp_path, compress=True)
     path = tmp_path / (NAMES["x_train"] + ".gz")
-    for place in (12, 30, 200):
-        content = bytearray(gzip.compress(idx(arrays()["x_train"])))
-        content[place] ^= 0xFF
+    for position in (12, 30, 200):
+        content = bytearray(gzip.compress(idx_content(arrays()["x_train"])))
+        content[position] ^= 0xFF
         path.write_bytes(bytes(content))
         with pytest.raises(ctl.UsageError, match=f"{path.name} cannot be read"):
             digits.load(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Photos in folders: which files count, the split, what is left out, and the same numbers everywhere."""
+"""Photos in folders: accepted files, the split, skipped files, and equal numbers on replicas."""
 
 import logging
 import os
@@ -28,12 +28,12 @@ def shipped(tmp_path_factory):
 
 @pytest.fixture
 def folder(shipped, tmp_path):
-    """A copy that a test may spoil."""
+    """A copy that a test may change."""
     shutil.copytree(shipped, tmp_path / "flower_photos")
     return tmp_path / "flower_photos"
 
 
-def made(folder, *, strategy="default", reading=Reading(), **options):  # noqa: B008  frozen
+def make_trainer(folder, *, strategy="default", reading=Reading(), **options):  # noqa: B008  frozen
     options = {"global_batch_size": 8, "image_size": SIZE, "intervals": every_step(), **options}
     options.setdefault("writers", [])
     return Flowers(data_dir=str(folder), strategy=strategy, reading=reading, **options)
@@ -48,20 +48,20 @@ def batches(trainer, count=6, replicas=range(1), num_replicas=1):
 
 def test_the_classes_are_the_folders_and_an_archive_within_a_folder_is_found(shipped):
     for directory in (shipped, shipped.parent):
-        found = photos.find(str(directory))
-        assert found.classes == sample.CLASSES
-        assert len(found.paths) == 40 and found.name(0) == "brick/0000.jpg"
-        assert np.bincount(found.labels).tolist() == [8] * 5
+        photo_set = photos.find(str(directory))
+        assert photo_set.classes == sample.CLASSES
+        assert len(photo_set.paths) == 40 and photo_set.name(0) == "brick/0000.jpg"
+        assert np.bincount(photo_set.labels).tolist() == [8] * 5
 
 
 def test_the_split_is_that_of_keras_with_the_same_seed(shipped):
-    found = photos.find(str(shipped))
+    photo_set = photos.find(str(shipped))
     for part, subset in (("train", "training"), ("test", "validation")):
-        theirs = keras.utils.image_dataset_from_directory(
+        keras_dataset = keras.utils.image_dataset_from_directory(
             shipped, validation_split=0.2, subset=subset, seed=123, verbose=False
         )
-        mine = [str(found.paths[i]) for i in found.split(123)[part]]
-        assert sorted(mine) == sorted(theirs.file_paths)
+        own_paths = [str(photo_set.paths[i]) for i in photo_set.split(123)[part]]
+        assert sorted(own_paths) == sorted(keras_dataset.file_paths)
 
 
 def test_a_photo_beside_the_folders_of_an_archive_hides_no_class(shipped, tmp_path):
@@ -89,45 +89,46 @@ def test_links_in_a_circle_are_no_classes(folder):
     assert photos.find(str(folder)).classes == (*sample.CLASSES, "linked")
 
 
-def one_class(root):
+def remove_all_classes_but_one(root):
     for name in sample.CLASSES[1:]:
         shutil.rmtree(root / name)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("change", "message"),
     [
         (shutil.rmtree, "does not exist; expected a directory"),
         (lambda root: (shutil.rmtree(root), root.write_bytes(b"")), "is a file; expected a directory"),
-        (one_class, "has one class, brick; expected at least two"),
+        (remove_all_classes_but_one, "has one class, brick; expected at least two"),
         (lambda root: (root / "empty").mkdir(), "folders without any .jpg file: empty; expected photos"),
         (lambda root: [p.unlink() for p in root.rglob("*.jpg")], "no folder with .jpg files"),
     ],
     ids=["missing", "a file", "one class", "an empty class", "no photos"],
 )
-def test_what_is_no_folder_of_classes_is_refused(folder, spoil, words):
-    spoil(folder)
-    with pytest.raises(ctl.UsageError, match=words):
-        made(folder)
+def test_a_path_that_is_no_folder_of_classes_is_refused(folder, change, message):
+    change(folder)
+    with pytest.raises(ctl.UsageError, match=message):
+        make_trainer(folder)
 
 
-def huge(content):
-    """The same JPEG, but its header says 60,000 x 60,000."""
+def with_huge_size(content):
+    """Returns the JPEG with a size of 60,000 x 60,000 in its header."""
     at = content.index(b"\xff\xc0")
     return content[: at + 5] + struct.pack(">HH", 60_000, 60_000) + content[at + 9 :]
 
 
-def spoiled(folder):
-    """One file of each kind that cannot be used; name -> reason."""
+def add_unusable_files(folder):
+    """Adds unusable files of each type and returns the reason by name."""
     brick = folder / "brick"
-    good = (brick / "0000.jpg").read_bytes()
-    picture = tf.io.decode_jpeg(good)
+    content = (brick / "0000.jpg").read_bytes()
+    picture = tf.io.decode_jpeg(content)
     contents = {
-        "empty": b"", "text": b"not a picture", "truncated": good[: len(good) // 2],
-        "without its end": good[:-2], "huge": huge(good), "png": tf.io.encode_png(picture).numpy(),
+        "empty": b"", "text": b"not a picture", "truncated": content[: len(content) // 2],
+        "without its end": content[:-2], "huge": with_huge_size(content),
+        "png": tf.io.encode_png(picture).numpy(),
     }  # fmt: skip
-    for name, content in contents.items():
-        (brick / f"{name}.jpg").write_bytes(content)
+    for name, file_content in contents.items():
+        (brick / f"{name}.jpg").write_bytes(file_content)
     os.mkfifo(brick / "pipe.jpg")
     (brick / "nowhere.jpg").symlink_to(folder / "nothing")
     return {
@@ -139,10 +140,10 @@ def spoiled(folder):
 
 @pytest.mark.parametrize("cache", ["memory", "none"])
 def test_files_that_cannot_be_used_are_left_out_with_one_warning(folder, caplog, cache):
-    reasons = spoiled(folder)
+    reasons = add_unusable_files(folder)
     for name in ("china/a.png", "grass/notes.txt"):
         (folder / name).write_bytes(b"x")
-    trainer = made(folder, reading=Reading(cache=cache))
+    trainer = make_trainer(folder, reading=Reading(cache=cache))
     with caplog.at_level(logging.WARNING, "ctl"):
         trainer.eval_data(8), trainer.train_data(8)
     (warning,) = [r.getMessage() for r in caplog.records]
@@ -156,7 +157,7 @@ def test_files_that_cannot_be_used_are_left_out_with_one_warning(folder, caplog,
 
 def test_strict_data_refuses_them_before_training(folder):
     (folder / "grass" / "bad.jpg").write_bytes(b"")
-    trainer = made(folder, reading=Reading(strict=True))
+    trainer = make_trainer(folder, reading=Reading(strict=True))
     with pytest.raises(ctl.UsageError, match=r"1 of 41 files.*grass/bad.jpg \(empty\).*--strict_data"):
         trainer.train(1)
     assert trainer.step == 0
@@ -173,7 +174,7 @@ def test_a_class_without_any_usable_photo_is_refused(folder):
     for path in (folder / "china").iterdir():
         path.write_bytes(b"")
     with pytest.raises(ctl.UsageError, match="No photo of china remains"):
-        made(folder).train(1)
+        make_trainer(folder).train(1)
 
 
 def test_grey_and_cmyk_photos_become_rgb(folder):
@@ -182,7 +183,7 @@ def test_grey_and_cmyk_photos_become_rgb(folder):
     colours = folder / "flower" / "0000.jpg"
     before = np.asarray(Image.open(colours).resize((SIZE, SIZE)), np.float32)
     Image.open(colours).convert("CMYK").save(colours)
-    trainer = made(folder)
+    trainer = make_trainer(folder)
     assert [tuple(b["image"].shape) for b in batches(trainer, 1)] == [(8, SIZE, SIZE, 3)]
     paths = photos.find(str(folder)).paths
     numbers = [paths.index(folder / "brick" / "0000.jpg"), paths.index(colours)]
@@ -193,8 +194,10 @@ def test_grey_and_cmyk_photos_become_rgb(folder):
 
 
 def test_a_cache_changes_nothing_but_the_time(shipped):
-    memory, none = (batches(made(shipped, reading=Reading(cache=c))) for c in ("memory", "none"))
-    for a, b in zip(memory, none, strict=True):
+    batches_from_memory, batches_without_cache = (
+        batches(make_trainer(shipped, reading=Reading(cache=c))) for c in ("memory", "none")
+    )
+    for a, b in zip(batches_from_memory, batches_without_cache, strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, a, b)
 
 
@@ -205,7 +208,7 @@ def test_two_replicas_learn_as_one_and_the_batch_grows_with_them(shipped, two_re
         ("default", {"global_batch_size": 8}), (two_replicas, {"batch_size_per_replica": 4}),
     ):  # fmt: skip
         writer = ctl.MemoryWriter()
-        trainer = made(shipped, strategy=strategy, writers=[writer], **options)
+        trainer = make_trainer(shipped, strategy=strategy, writers=[writer], **options)
         assert trainer.global_batch_size == 8
         trainer.train(6)
         curves.append(losses(writer))
@@ -214,37 +217,37 @@ def test_two_replicas_learn_as_one_and_the_batch_grows_with_them(shipped, two_re
 
 def test_a_run_remembers_its_classes_and_refuses_others(shipped, folder, tmp_path):
     model_dir = str(tmp_path / "run")
-    made(shipped, model_dir=model_dir).train(1)
-    again = Flowers(model_dir=model_dir, strategy="default", images=str(shipped / "brick"))
-    assert again.classes == sample.CLASSES and again.image_size == SIZE
-    again.prepare()
-    rows = list(again.predict())
+    make_trainer(shipped, model_dir=model_dir).train(1)
+    restored = Flowers(model_dir=model_dir, strategy="default", images=str(shipped / "brick"))
+    assert restored.classes == sample.CLASSES and restored.image_size == SIZE
+    restored.prepare()
+    rows = list(restored.predict())
     assert len(rows) == 8 and set(rows[0]["probabilities"]) == set(sample.CLASSES)
     (folder / "grass").rename(folder / "lawn")
     with pytest.raises(ctl.UsageError, match="has brick, china, flower, grass, gravel"):
-        made(folder, model_dir=model_dir)
+        make_trainer(folder, model_dir=model_dir)
 
 
-@pytest.mark.parametrize(("options", "words"), [
+@pytest.mark.parametrize(("options", "message"), [
     ({"image_size": 16}, "--image_size is 16; the run in .* has 24"),
     ({"reading": Reading(split_seed=5)}, "--split_seed is 5; the run in .* has 123"),
 ])  # fmt: skip
-def test_a_run_refuses_another_size_and_another_split(shipped, tmp_path, options, words):
-    made(shipped, model_dir=str(tmp_path)).train(1)
-    with pytest.raises(ctl.UsageError, match=words):
-        made(shipped, model_dir=str(tmp_path), **options)
+def test_a_run_refuses_another_size_and_another_split(shipped, tmp_path, options, message):
+    make_trainer(shipped, model_dir=str(tmp_path)).train(1)
+    with pytest.raises(ctl.UsageError, match=message):
+        make_trainer(shipped, model_dir=str(tmp_path), **options)
 
 
-def test_without_photos_there_is_nothing_to_train_on():
+def test_training_without_photos_is_refused():
     with pytest.raises(ctl.UsageError, match="--data_dir is missing"):
         Flowers(strategy="default", writers=[]).train(1)
 
 
 def test_images_to_predict_are_paths_patterns_or_a_directory(shipped, tmp_path):
     assert len(files.find_images(str(shipped))) == 40
-    one, pattern = shipped / "brick" / "0003.jpg", shipped / "grass" / "000[12].jpg"
-    assert [p.name for p in files.find_images(f"{one}, {pattern}")] == [
+    path, pattern = shipped / "brick" / "0003.jpg", shipped / "grass" / "000[12].jpg"
+    assert [p.name for p in files.find_images(f"{path}, {pattern}")] == [
         "0003.jpg", "0001.jpg", "0002.jpg"]  # fmt: skip
-    for wrong, words in (("", "needs --images"), (str(tmp_path / "x*.jpg"), "no file matches")):
-        with pytest.raises(ctl.UsageError, match=words):
-            files.find_images(wrong)
+    for argument, message in (("", "needs --images"), (str(tmp_path / "x*.jpg"), "no file matches")):
+        with pytest.raises(ctl.UsageError, match=message):
+            files.find_images(argument)

@@ -27,7 +27,7 @@ def of_one_device(name):
     return losses(model, "default", **options)
 
 
-ON_WORKERS = ("recommender",)  # by default, and another one on two replicas
+FAST_NAMES_ON_WORKERS = ("recommender",)  # by default, and another one on two replicas
 
 
 @pytest.mark.slow
@@ -38,7 +38,9 @@ def test_all_numbers_are_the_same_on_two_replicas(name):
     testing.assert_same_on_replicas(model, global_batch_size=8, rtol=5e-4, atol=2e-5, **options)
 
 
-@pytest.mark.parametrize("names", some_of([ON_WORKERS, ("language", "resnet", "simclr")], ON_WORKERS))
+@pytest.mark.parametrize(
+    "names", some_of([FAST_NAMES_ON_WORKERS, ("language", "resnet", "simclr")], FAST_NAMES_ON_WORKERS)
+)
 def test_losses_are_the_same_on_two_workers(run_program, names):
     program = ["tests/programs/gallery_models.py", *names]
     chief, other = (result.json for result in run_program(2, program))
@@ -48,10 +50,10 @@ def test_losses_are_the_same_on_two_workers(run_program, names):
 
 
 def tags_of(model_dir):
-    """Of all that a run wrote for TensorBoard."""
+    """Returns the tags of all TensorBoard events of a run."""
     files = [file for run in ("train", "eval") for file in (model_dir / "logs" / run).glob("events*")]
-    shown = [event.summary.value for file in files for event in EventFileLoader(str(file)).Load()]
-    return {value.tag for values in shown for value in values}
+    summaries = [event.summary.value for file in files for event in EventFileLoader(str(file)).Load()]
+    return {value.tag for values in summaries for value in values}
 
 
 def test_a_text_is_cut_into_consecutive_rows(tmp_path):
@@ -69,7 +71,7 @@ def test_a_text_is_cut_into_consecutive_rows(tmp_path):
     ("content", "message"),
     [(None, "cannot be read"), (b"short", r"has 5 bytes; expected 187"), (b"no gzip", "cannot be read")],
 )
-def test_a_text_that_cannot_be_is_refused(content, message, tmp_path):
+def test_an_invalid_text_is_refused(content, message, tmp_path):
     path = tmp_path / ("text.gz" if content == b"no gzip" else "text")
     if content:
         path.write_bytes(content)
@@ -87,27 +89,27 @@ def test_a_text_that_cannot_be_is_refused(content, message, tmp_path):
         (SimClr, {"temperature": 0.0}, "--temperature is 0.0"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(model, options, message):
+def test_invalid_settings_are_refused(model, options, message):
     with pytest.raises(ctl.UsageError, match=message):
         model(strategy="default", **options)
 
 
 @pytest.mark.slow
-def test_text_is_written_byte_by_byte_from_what_the_model_sees():
+def test_text_is_generated_byte_by_byte_from_the_context():
     trainer = Language(strategy="default", global_batch_size=8, writers=[], **{**SMALL, "context": 6})
     trainer.train(2)
     prompts = ["a", "longer than what is seen"]
     actual = trainer.generate(tf.constant(prompts), 10, 0.0).numpy()
-    for prompt, got in zip(prompts, actual, strict=True):
+    for prompt, generated in zip(prompts, actual, strict=True):
         expected = b"\n" + prompt.encode()
         for _ in range(10):
             window_bytes = expected[-6:]
             window = np.zeros([1, 6], np.int32)
             window[0, : len(window_bytes)] = list(window_bytes)
             expected += bytes([int(np.argmax(trainer.model(window)[0, len(window_bytes) - 1]))])
-        assert got == expected[1:]
-    first, same = (trainer.generate(tf.constant(["a"]), 30, 2.0).numpy() for _ in range(2))
-    assert first == same and first != trainer.generate(tf.constant(["a"]), 30, 0.0).numpy()
+        assert generated == expected[1:]
+    first, second = (trainer.generate(tf.constant(["a"]), 30, 2.0).numpy() for _ in range(2))
+    assert first == second and first != trainer.generate(tf.constant(["a"]), 30, 0.0).numpy()
 
 
 @pytest.mark.slow
@@ -180,7 +182,7 @@ def test_pictures_in_folders_of_classes(tmp_path):
         ({"x_train": np.zeros([4, 8, 8, 2], np.uint8)}, r"\[4, 8, 8, 2\]"),
     ],
 )
-def test_an_npz_that_cannot_be_is_refused(change, message, tmp_path):
+def test_an_invalid_npz_is_refused(change, message, tmp_path):
     x, y = np.zeros([4, 8, 8, 3], np.uint8), np.array([0, 1, 2, 2])
     arrays = {"x_train": x, "y_train": y, "x_test": x[:2], "y_test": y[:2]}
     np.savez(tmp_path / "good.npz", **arrays)
@@ -192,7 +194,7 @@ def test_an_npz_that_cannot_be_is_refused(change, message, tmp_path):
 
 
 def test_the_confusion_matrix_counts_each_image_once(two_replicas, tmp_path):
-    class Flat(ResNet):  # as fast as a matrix of its results can be
+    class Flat(ResNet):  # a fast model
         def build(self):
             scaled = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(10)]
             self.model = keras.Sequential([keras.Input((28, 28, 1)), *scaled])
@@ -221,7 +223,7 @@ def test_smoothing_shares_a_probability():
     np.testing.assert_allclose(actual, expected(np.eye(10)[label], logits), rtol=1e-5)
 
 
-def test_made_up_users_choose_by_taste_and_never_from_the_others():
+def test_generated_users_choose_by_taste_and_negatives_are_never_chosen():
     actual = tastes.load(users=50, items=80)
     assert actual["train"]["user"].shape == (550,) and actual["test"]["negatives"].shape == (50, 99)
     second = tastes.load(users=50, items=80)
@@ -234,7 +236,7 @@ def test_made_up_users_choose_by_taste_and_never_from_the_others():
             assert not chosen & set(part["negatives"][part["user"] == user].ravel())
 
 
-def test_the_recommender_is_judged_by_the_place_of_the_chosen_item():
+def test_the_metrics_of_the_recommender_depend_on_the_rank_of_the_chosen_item():
     trainer = Recommender(strategy="default", global_batch_size=64, rows=2000, writers=[], top=5)
     trainer.arrays = tastes.load(users=100, items=60)
     trainer.train(3)
@@ -268,7 +270,7 @@ def test_the_recommender_serves_an_order_of_items(tmp_path):
 
 
 def test_views_find_each_other_among_all_replicas(two_replicas):
-    """The loss of each image has the images of both replicas beside it."""
+    """The loss of each image uses the images of both replicas."""
     first, other = (np.random.default_rng(i).normal(size=(8, 4)).astype(np.float32) for i in (0, 1))
     first, other = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (first, other))
 

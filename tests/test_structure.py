@@ -36,7 +36,7 @@ def test_no_code_assigns_attributes_of_objects_of_the_core_from_outside():
     assert assigned == ALLOWED_ASSIGNMENTS
 
 
-def test_the_trainer_is_seen_by_its_preparation_and_by_programs_only():
+def test_only_the_preparation_and_programs_have_a_parameter_trainer():
     paths = [ROOT / "ctl" / "trainer.py", ROOT / "ctl" / "app.py", *files_of("training")]
     assert len(measures.functions_with("trainer", paths)) <= 12
     modules = {path.name for path in files_of("training") if measures.functions_with("trainer", [path])}
@@ -54,7 +54,7 @@ def test_members_of_own_base_classes_are_not_looked_up_by_name():
 
 def test_the_core_imports_no_program_and_not_horovod():
     for path in CORE_FILES:
-        for node in ast.walk(tree_of(path)):  # imports for types alone are nodes too
+        for node in ast.walk(tree_of(path)):  # includes imports for types only
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
                 forbidden = {f"ctl.{folder}" for folder in ("hvd", "deploy", "launch", "tools")}
@@ -68,8 +68,8 @@ def test_files_that_docstrings_name_exist():
     for path in sorted((ROOT / "ctl").rglob("*.py")):
         for text in docstrings(path):
             for name in re.findall(r"(?<![\w/.-])((?:[a-z_]+/)*[a-z_0-9]+\.py)\b", text):
-                is_path = any(known.endswith(f"/{name}") for known in paths)
-                assert is_path or name in names or name in USERS_FILES, f"{path} names {name}"
+                is_path = any(module_path.endswith(f"/{name}") for module_path in paths)
+                assert is_path or name in names or name in EXAMPLE_FILES, f"{path} names {name}"
 
 
 def test_the_picture_of_the_objects_is_drawn_from_files_that_exist(monkeypatch):
@@ -87,7 +87,8 @@ def test_the_picture_of_the_objects_is_drawn_from_files_that_exist(monkeypatch):
         assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 1
 
 
-USERS_FILES = {"train.py", "t.py", "conftest.py", "job.py", "script.py", "main.py"}  # examples of programs
+# examples of programs
+EXAMPLE_FILES = {"train.py", "t.py", "conftest.py", "job.py", "script.py", "main.py"}
 
 
 @pytest.mark.parametrize("folder", sorted(LIMITS))

@@ -1,4 +1,4 @@
-"""`ctl.testing`: steps of a trainer without files and handlers; one device and two replicas compared."""
+"""`ctl.testing`: steps of a trainer without files and signal handlers, and comparison with two replicas."""
 
 import logging
 import signal
@@ -33,7 +33,7 @@ class Line(ctl.Trainer):
 
 
 class Halved(Line):
-    """Takes the mean over a replica's examples for its share of the global mean."""
+    """Computes the mean over the examples of a replica instead of its share of the global mean."""
 
     def train_step(self, batch):
         x, y = batch
@@ -51,7 +51,7 @@ class Slow(Line):
 
 
 class Unequal(Line):
-    """Reports another number on each replica."""
+    """Reports a different number on each replica."""
 
     def train_step(self, batch):
         context = tf.distribute.get_replica_context()
@@ -85,9 +85,9 @@ def test_the_losses_are_those_of_train():
 
 
 def test_a_second_call_continues(two_replicas):
-    whole = testing.run_steps(Line(strategy=two_replicas, global_batch_size=8), 5).losses
+    uninterrupted = testing.run_steps(Line(strategy=two_replicas, global_batch_size=8), 5).losses
     trainer = Line(strategy=two_replicas, global_batch_size=8)
-    assert [*testing.run_steps(trainer, 2).losses, *testing.run_steps(trainer, 3).losses] == whole
+    assert [*testing.run_steps(trainer, 2).losses, *testing.run_steps(trainer, 3).losses] == uninterrupted
     assert trainer.predict(np.ones([3, 1], np.float32)).shape == (3, 1)
 
 
@@ -97,11 +97,11 @@ def test_nothing_is_written_restored_printed_or_handled(tmp_path, capfd, caplog)
     trained.train(4)
     files = sorted(tmp_path.rglob("*"))
     capfd.readouterr()
-    during = []
+    handlers_during_run = []
 
     class Watching(Line):
         def train_data(self, batch_size):
-            during.append([signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)])
+            handlers_during_run.append([signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)])
             return super().train_data(batch_size)
 
         def after_loop(self, step, means):
@@ -111,7 +111,7 @@ def test_nothing_is_written_restored_printed_or_handled(tmp_path, capfd, caplog)
         trainer = Watching(strategy="default", global_batch_size=8, model_dir=str(tmp_path / "run"))
         testing.run_steps(trainer, 2)
     assert trainer.step == 2, "the checkpoint of step 4 is not restored"
-    assert during == [handlers] and sorted(tmp_path.rglob("*")) == files
+    assert handlers_during_run == [handlers] and sorted(tmp_path.rglob("*")) == files
     assert capfd.readouterr() == ("", "") and not caplog.messages
 
 
@@ -134,17 +134,19 @@ def test_mistakes_are_those_of_train():
         testing.run_steps(Short(strategy="default", global_batch_size=8), 0)
 
 
-@pytest.mark.parametrize("kind", ["keras3", "module"])
-def test_trainers_that_are_right_are_the_same_on_two_replicas(kind):
-    testing.assert_same_on_replicas(lambda **settings: Small(kind, **settings), global_batch_size=BATCH)
+@pytest.mark.parametrize("framework", ["keras3", "module"])
+def test_a_correct_trainer_has_the_same_numbers_on_two_replicas(framework):
+    testing.assert_same_on_replicas(
+        lambda **settings: Small(framework, **settings), global_batch_size=BATCH
+    )
 
 
-@pytest.mark.parametrize(("trainer", "words"), [
+@pytest.mark.parametrize(("trainer", "message"), [
     (Halved, r"^gradient_norm differs by .* between two replicas and one device after step 1"),
     (Unequal, r"^number differs by 0\.5 between two replicas and one device after step 1 \(0\.5 and 0\)"),
 ])  # fmt: skip
-def test_a_difference_is_named_with_its_first_step(trainer, words):
-    with pytest.raises(AssertionError, match=words):
+def test_a_difference_is_named_with_its_first_step(trainer, message):
+    with pytest.raises(AssertionError, match=message):
         testing.assert_same_on_replicas(trainer, global_batch_size=8)
     testing.assert_same_on_replicas(Halved, steps=1, rtol=10.0, global_batch_size=8)
 
@@ -157,7 +159,7 @@ def test_weights_are_compared_after_the_last_step():
         testing.assert_same_on_replicas(make, steps=1, global_batch_size=8)
 
 
-def test_one_device_is_a_sentence(run_program, tmp_path):
+def test_a_process_with_one_device_is_refused(run_program, tmp_path):
     program = tmp_path / "late.py"
     program.write_text(
         "import ctl, tensorflow as tf\ntf.constant(1.0)\nctl.testing.assert_same_on_replicas(ctl.Trainer)\n"

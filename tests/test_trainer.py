@@ -1,4 +1,4 @@
-"""The trainer as a person meets it: what it refuses, what it counts, what it calls and when."""
+"""`ctl.Trainer`: errors for invalid trainers, step counts, hooks and losses."""
 
 import ctl
 import keras
@@ -12,47 +12,47 @@ NO_LOG = every_step(log=ctl.Every())
 
 @pytest.fixture(scope="module")
 def two_replicas():
-    """One strategy for all, with keys of its own: two of one process mix up their collectives."""
+    """One strategy for all tests, with separate keys: strategies of one process would share collectives."""
 
-    class Own(tf.distribute.MirroredStrategy):
+    class StrategyWithSeparateKeys(tf.distribute.MirroredStrategy):
         _collective_key_base = 4000
 
-    return Own(["/cpu:0", "/cpu:1"])
+    return StrategyWithSeparateKeys(["/cpu:0", "/cpu:1"])
 
 
-def make(kind=Small, strategy="default", intervals=NO_LOG, writers=(), **options):
-    return kind(strategy=strategy, intervals=intervals, writers=list(writers), **options)
+def make(trainer_class=Small, strategy="default", intervals=NO_LOG, writers=(), **options):
+    return trainer_class(strategy=strategy, intervals=intervals, writers=list(writers), **options)
 
 
-def logged(kind=Small, steps=6, intervals=None, **options):
-    """The logged training losses, and the trainer."""
+def run_with_losses(trainer_class=Small, steps=6, intervals=None, **options):
+    """Trains and returns the logged losses and the trainer."""
     writer = ctl.MemoryWriter()
-    trainer = make(kind, intervals=intervals or every_step(), writers=[writer], **options)
+    trainer = make(trainer_class, intervals=intervals or every_step(), writers=[writer], **options)
     trainer.train(steps)
     return losses(writer), trainer
 
 
 def test_missing_methods_are_named_with_an_example():
-    class Nothing(ctl.Trainer):
+    class WithoutMethods(ctl.Trainer):
         pass
 
-    class Half(Nothing):
+    class WithBuildOnly(WithoutMethods):
         def build(self):
             self.model = tf.Module()
             self.model.v = tf.Variable(0.0)
 
-    for kind, words in (
-        (Nothing, r"Nothing has no build, train_data, train_step.*def build\(self\)"),
-        (Half, r"Half has no train_data, train_step.*def train_data\(self, batch_size\)"),
+    for trainer_class, message in (
+        (WithoutMethods, r"WithoutMethods has no build, train_data, train_step.*def build\(self\)"),
+        (WithBuildOnly, r"WithBuildOnly has no train_data, train_step.*def train_data\(self, batch_size\)"),
     ):
-        with pytest.raises(ctl.UsageError, match=words):
-            make(kind).train(1)
-    with pytest.raises(ctl.UsageError, match=r"Half has no eval_data, eval_step; to evaluate"):
-        make(Half).evaluate()
+        with pytest.raises(ctl.UsageError, match=message):
+            make(trainer_class).train(1)
+    with pytest.raises(ctl.UsageError, match=r"WithBuildOnly has no eval_data, eval_step; to evaluate"):
+        make(WithBuildOnly).evaluate()
 
 
 def test_a_model_that_was_made_in_init_is_refused_on_two_replicas(two_replicas):
-    class Early(Small):
+    class BuildsInInit(Small):
         def __init__(self, **options):
             super().__init__(**options)
             super().build()
@@ -61,15 +61,15 @@ def test_a_model_that_was_made_in_init_is_refused_on_two_replicas(two_replicas):
             pass
 
     with pytest.raises(ctl.UsageError, match=r"outside the strategy's scope.*build\(\)"):
-        make(Early, two_replicas).train(1)
+        make(BuildsInInit, two_replicas).train(1)
 
 
-def building(function):
-    class Changed(Small):
+def trainer_with_build(function):
+    class TrainerWithBuild(Small):
         def build(self):
             function(self)
 
-    return Changed
+    return TrainerWithBuild
 
 
 def test_a_model_without_variables_is_refused():
@@ -77,9 +77,9 @@ def test_a_model_without_variables_is_refused():
         self.model = keras.Sequential([keras.layers.Dense(3)])
 
     with pytest.raises(ctl.UsageError, match=r"Sequential, has no variables yet.*keras\.Input"):
-        make(building(unbuilt)).prepare()
+        make(trainer_with_build(unbuilt)).prepare()
     with pytest.raises(ctl.UsageError, match="made no variables"):
-        make(building(lambda self: None)).prepare()
+        make(trainer_with_build(lambda self: None)).prepare()
 
 
 @pytest.mark.parametrize("synchronized", [True, False])
@@ -91,21 +91,23 @@ def test_batch_normalization_has_to_be_synchronised_between_replicas(two_replica
         self.optimizer = keras.optimizers.SGD(0.1)
 
     if synchronized:
-        results = [logged(building(build), 3, strategy=s) for s in ("default", two_replicas)]
+        results = [
+            run_with_losses(trainer_with_build(build), 3, strategy=s) for s in ("default", two_replicas)
+        ]
         np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-5)
         for a, b in zip(*(t.model.get_weights() for _, t in results), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5)
         return
     with pytest.raises(ctl.UsageError, match=r"BatchNormalization\(synchronized=True\)"):
-        make(building(build), two_replicas).train(1)
-    make(building(build)).prepare()
+        make(trainer_with_build(build), two_replicas).train(1)
+    make(trainer_with_build(build)).prepare()
 
 
 @pytest.mark.parametrize("options", [
     {"global_batch_size": 0}, {"global_batch_size": 1.5}, {"global_batch_size": "8"}, {"seed": -1},
     {"global_batch_size": None},
 ])  # fmt: skip
-def test_the_constructor_refuses_what_is_not_a_whole_number(options):
+def test_the_constructor_refuses_numbers_that_are_not_whole(options):
     name, value = next(iter(options.items()))
     with pytest.raises(ctl.UsageError, match=rf"{name} is {value!r}; expected a whole number"):
         make(**options)
@@ -117,11 +119,11 @@ def test_a_model_dir_that_cannot_be_written_is_refused(tmp_path):
         make(model_dir=str(tmp_path / "file" / "run")).prepare()
 
 
-@pytest.mark.parametrize("how", [{"steps": 0}, {"steps": -3}, {"steps": 1.5}, {"epochs": 0},
+@pytest.mark.parametrize("length", [{"steps": 0}, {"steps": -3}, {"steps": 1.5}, {"epochs": 0},
                                  {"steps": 2, "epochs": 1}, {"epochs": -1}, {}])  # fmt: skip
-def test_train_refuses_a_length_that_is_none(how):
+def test_train_refuses_an_invalid_length(length):
     with pytest.raises(ctl.UsageError, match=r"steps|epochs"):
-        make().train(**how)
+        make().train(**length)
 
 
 class Hooked(Small):
@@ -134,8 +136,8 @@ class Hooked(Small):
         return step == self.stop_at
 
 
-def test_after_loop_is_told_the_step_and_the_means_of_its_loop_and_may_stop(two_replicas):
-    expected, _ = logged(steps=11)
+def test_after_loop_receives_the_step_and_the_means_of_its_loop_and_may_stop(two_replicas):
+    expected, _ = run_with_losses(steps=11)
     for strategy in ("default", two_replicas):
         intervals = every_step(log=ctl.Every(steps=5), steps_per_loop=3)
         writer = ctl.MemoryWriter()
@@ -147,37 +149,39 @@ def test_after_loop_is_told_the_step_and_the_means_of_its_loop_and_may_stop(two_
         assert losses(writer) == pytest.approx([np.mean(expected[:5]), np.mean(expected[5:10])], abs=1e-5)
 
 
-def test_an_error_of_after_loop_ends_the_run_and_is_shown_as_it_is():
-    class Raising(Small):
+def test_an_error_of_after_loop_ends_the_run_and_is_raised_unchanged():
+    class RaisesInAfterLoop(Small):
         def after_loop(self, step, means):
             raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="^mine$"):
-        make(Raising).train(5)
+        make(RaisesInAfterLoop).train(5)
 
 
 @pytest.fixture(scope="module")
-def sixty():
-    return logged(steps=60)[0]
+def losses_of_60_steps():
+    return run_with_losses(steps=60)[0]
 
 
 @pytest.mark.parametrize("steps_per_loop", [1, 7, "auto"])
-def test_the_length_of_loops_does_not_change_the_logged_losses(sixty, steps_per_loop):
+def test_the_length_of_loops_does_not_change_the_logged_losses(losses_of_60_steps, steps_per_loop):
     intervals = every_step(log=ctl.Every(steps=12), steps_per_loop=steps_per_loop)
-    here, trainer = logged(steps=60, intervals=intervals)
+    losses_by_12, trainer = run_with_losses(steps=60, intervals=intervals)
     assert trainer.step == 60
-    assert here == pytest.approx(np.reshape(sixty, [5, 12]).mean(axis=1), abs=1e-6)
-    again = logged(steps=60, intervals=every_step(log=ctl.Every(steps=12), steps_per_loop=12))[0]
-    assert here == again, "to the last bit"
+    assert losses_by_12 == pytest.approx(np.reshape(losses_of_60_steps, [5, 12]).mean(axis=1), abs=1e-6)
+    losses_with_loops_of_12 = run_with_losses(
+        steps=60, intervals=every_step(log=ctl.Every(steps=12), steps_per_loop=12)
+    )[0]
+    assert losses_by_12 == losses_with_loops_of_12, "the losses are bitwise equal"
 
 
-def test_training_twice_goes_on_where_it_was(sixty):
+def test_a_second_call_of_train_continues(losses_of_60_steps):
     writer = ctl.MemoryWriter()
     trainer = make(intervals=every_step(), writers=[writer])
     for steps in (4, 4, 2, 9):
         trainer.train(steps)
     assert trainer.step == 9
-    assert losses(writer) == sixty[:9]
+    assert losses(writer) == losses_of_60_steps[:9]
 
 
 def test_epochs_count_passes_over_the_data():
@@ -197,11 +201,12 @@ def test_a_schedule_s_learning_rate_is_reported():
 
     writer = ctl.MemoryWriter()
     intervals = every_step(log=ctl.Every(steps=2))
-    make(building(build), intervals=intervals, writers=[writer]).train(8)
-    assert [v["learning_rate"] for *_, v in writer.rows] == [0.5, 0.5, 0.25, 0.125]  # as the step used it
+    make(trainer_with_build(build), intervals=intervals, writers=[writer]).train(8)
+    rates = [v["learning_rate"] for *_, v in writer.rows]
+    assert rates == [0.5, 0.5, 0.25, 0.125]  # the rates that the steps used
 
 
-def test_an_evaluation_is_numpy_s_mean_whatever_the_batch_and_the_replicas(two_replicas):
+def test_an_evaluation_is_numpy_s_mean_for_every_batch_size_and_number_of_replicas(two_replicas):
     x, y = examples(seed=5)
     x, y = x[:13].astype(np.float64), y[:13]
     results = []
@@ -210,11 +215,11 @@ def test_an_evaluation_is_numpy_s_mean_whatever_the_batch_and_the_replicas(two_r
         results.append(trainer.evaluate()["loss"])
     w1, b1, w2, b2 = (w.astype(np.float64) for w in weights(trainer))
     logits = np.tanh(x @ w1 + b1) @ w2 + b2
-    wanted = np.log(np.exp(logits).sum(1)) - logits[np.arange(13), y]
-    assert results == pytest.approx([wanted.mean()] * 4, abs=1e-6)
+    expected_losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(13), y]
+    assert results == pytest.approx([expected_losses.mean()] * 4, abs=1e-6)
 
 
-def test_a_report_that_raises_is_left_out_and_training_goes_on(caplog):
+def test_a_writer_that_raises_is_disabled_and_training_continues(caplog):
     class Broken(ctl.NullWriter):
         def write(self, step, values, run="train"):
             raise OSError("disk full")
@@ -229,7 +234,7 @@ def test_a_report_that_raises_is_left_out_and_training_goes_on(caplog):
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_does_not():
-    runs = [logged(dropout=0.5, tf_data=True, seed=s) for s in (3, 3, 4)]
+    runs = [run_with_losses(dropout=0.5, tf_data=True, seed=s) for s in (3, 3, 4)]
     assert runs[0][0] == runs[1][0] != runs[2][0]
     for a, b in zip(weights(runs[0][1]), weights(runs[1][1]), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -249,9 +254,9 @@ class Counted(Small):
         return super().train_step(batch)
 
 
-@pytest.mark.parametrize("where", ["default", "two"])
-def test_one_trace_serves_every_batch_and_every_run(two_replicas, where):
-    trainer = make(Counted, two_replicas if where == "two" else where, every_step())
+@pytest.mark.parametrize("strategy_name", ["default", "two"])
+def test_one_trace_serves_every_batch_and_every_run(two_replicas, strategy_name):
+    trainer = make(Counted, two_replicas if strategy_name == "two" else strategy_name, every_step())
     trainer.train(4)
     trainer.evaluate()
     trainer.train(9)
@@ -277,14 +282,14 @@ def test_python_s_if_works_on_tensors_in_a_step(two_replicas):
         assert [v["total"] for *_, v in writer.rows] == [0.0, 0.0, 3.0, 3.0]
 
 
-class Mistaken(Small):
+class WithInvalidStep(Small):
     def train_step(self, batch):
         return {"x": batch["image"]}
 
 
 def test_an_error_of_the_step_itself_is_shown_with_its_line():
     with pytest.raises(TypeError, match=r'(?s)test_trainer\.py", line \d+, in train_step'):
-        make(Mistaken).train(1)
+        make(WithInvalidStep).train(1)
 
 
 def test_a_step_that_returns_no_dictionary_is_refused():
@@ -297,7 +302,7 @@ def test_a_step_that_returns_no_dictionary_is_refused():
 
 
 class Weighted(Small):
-    """Only class 0 counts: by weights, or by a factor if `by_hand`."""
+    """Counts only class 0: by weights, or by a factor if `by_hand`."""
 
     by_hand = False
 
@@ -318,11 +323,11 @@ class ByHand(Weighted):
     by_hand = True
 
 
-def test_weights_of_examples_are_factors_of_their_losses(two_replicas, sixty):
-    expected = logged(ByHand)[0]
-    assert abs(expected[-1] - sixty[5]) > 1e-2, "without effect"
+def test_weights_of_examples_are_factors_of_their_losses(two_replicas, losses_of_60_steps):
+    expected = run_with_losses(ByHand)[0]
+    assert abs(expected[-1] - losses_of_60_steps[5]) > 1e-2, "without effect"
     for strategy in ("default", two_replicas):
-        np.testing.assert_allclose(logged(Weighted, strategy=strategy)[0], expected, atol=1e-6)
+        np.testing.assert_allclose(run_with_losses(Weighted, strategy=strategy)[0], expected, atol=1e-6)
 
 
 def test_dropout_differs_between_replicas(two_replicas):

@@ -1,4 +1,4 @@
-"""Mistakes that would cost a person steps or sleep: said early, or nothing is lost."""
+"""Mistakes in a trainer: early errors, and saved steps where an error comes late."""
 
 import ctl
 import pytest
@@ -13,17 +13,17 @@ def two_replicas():
 
 
 @pytest.mark.parametrize("missing", ["eval_data and eval_step", "eval_step", "eval_data"])
-@pytest.mark.parametrize("how", [
+@pytest.mark.parametrize("options", [
     {"eval_every_steps": 5}, {"intervals": ctl.Intervals(evaluate=ctl.Every(secs=9))},
 ], ids=["a setting", "intervals"])  # fmt: skip
-def test_evaluations_of_nothing_are_refused(how, missing):
+def test_intervals_of_an_evaluation_without_data_or_step_are_refused(options, missing):
     class Half(ctl.Trainer):
         build, train_data, train_step = Small.build, Small.train_data, Small.train_step
 
     for name in {"eval_data", "eval_step"} - set(missing.split(" and ")):
         setattr(Half, name, getattr(Small, name))
     Half.framework, Half.word, Half.dropout, Half.tf_data = "keras3", "sgd", 0.0, False
-    trainer = Half(strategy="default", global_batch_size=BATCH, writers=[], **how)
+    trainer = Half(strategy="default", global_batch_size=BATCH, writers=[], **options)
     with pytest.raises(ctl.UsageError, match=f"Half has no {missing}\\. Write"):
         trainer.train(1)
     assert not trainer.step
@@ -36,12 +36,12 @@ def test_half_an_evaluation_is_warned_of_at_the_end_of_a_program(caplog):
 
     Half.score, Half.framework, Half.word, Half.dropout, Half.tf_data = (
         Small.score, "keras3", "sgd", 0.0, False)  # fmt: skip
-    for asked in (False, True):
+    for has_evaluation in (False, True):
         caplog.clear()
-        intervals = every_step(evaluate=AT_THE_END if asked else ctl.Every())
+        intervals = every_step(evaluate=AT_THE_END if has_evaluation else ctl.Every())
         trainer = Half(strategy="default", global_batch_size=BATCH, writers=[], intervals=intervals)
         trainer.train(1)
-        assert ("has eval_data but no eval_step" in caplog.text) == asked
+        assert ("has eval_data but no eval_step" in caplog.text) == has_evaluation
 
 
 def test_evaluation_data_that_cannot_be_used_is_refused_before_training():
@@ -56,25 +56,25 @@ def test_evaluation_data_that_cannot_be_used_is_refused_before_training():
 
 
 def test_steps_are_saved_when_the_evaluation_after_them_is_wrong():
-    class Wrong(Small):
+    class WithoutEvalResult(Small):
         def eval_step(self, batch):
             self.score(batch, training=False)
 
-    kept = ctl.MemoryCheckpoints()
-    trainer = Wrong(
-        strategy="default", writers=[], checkpoints=kept,
+    checkpoints = ctl.MemoryCheckpoints()
+    trainer = WithoutEvalResult(
+        strategy="default", writers=[], checkpoints=checkpoints,
         intervals=every_step(evaluate=ctl.Every(steps=50)),
     )  # fmt: skip
     with pytest.raises(ctl.UsageError, match="returned NoneType"):
         trainer.train(5)
-    assert kept.steps() == [5]
+    assert checkpoints.steps() == [5]
 
 
 @pytest.mark.parametrize("best", ["accurcy", "loss"])
-def test_the_best_goes_by_a_metric_that_the_evaluation_has(best):
-    kept = ctl.MemoryCheckpoints(keep=ctl.Keep(best=best))
+def test_the_best_checkpoint_needs_a_metric_of_the_evaluation(best):
+    checkpoints = ctl.MemoryCheckpoints(keep=ctl.Keep(best=best))
     trainer = Small(
-        strategy="default", writers=[], checkpoints=kept,
+        strategy="default", writers=[], checkpoints=checkpoints,
         intervals=every_step(evaluate=ctl.Every(steps=2)),
     )  # fmt: skip
     if best == "loss":
@@ -84,12 +84,12 @@ def test_the_best_goes_by_a_metric_that_the_evaluation_has(best):
         trainer.train(2)
 
 
-@pytest.mark.parametrize("how", [
+@pytest.mark.parametrize("options", [
     {"checkpoints": "directory"}, {"writers": ["console"]}, {"writers": ctl.NullWriter()},
 ], ids=["a manager", "a list", "one writer"])  # fmt: skip
-def test_parts_of_another_kind_are_refused(how):
-    with pytest.raises(ctl.UsageError, match=next(iter(how))):
-        Small(strategy="default", **how)
+def test_parts_of_another_type_are_refused(options):
+    with pytest.raises(ctl.UsageError, match=next(iter(options))):
+        Small(strategy="default", **options)
 
 
 def test_a_loss_that_average_did_not_make_is_refused_on_two_replicas(two_replicas):
@@ -107,8 +107,8 @@ def test_a_loss_that_average_did_not_make_is_refused_on_two_replicas(two_replica
     Mean(strategy="default", **options).train(1)
     with pytest.raises(ctl.UsageError, match=r"average\(\) has not computed.*scaled=True"):
         Mean(strategy=two_replicas, **options).train(1)
-    meant = type("Mean", (Mean,), {"scaled": True})
-    meant(strategy=two_replicas, **options).train(1)
+    scaled_class = type("Mean", (Mean,), {"scaled": True})
+    scaled_class(strategy=two_replicas, **options).train(1)
 
 
 def test_batches_that_are_always_too_small_are_warned_of(caplog):
@@ -120,7 +120,7 @@ def test_batches_that_are_always_too_small_are_warned_of(caplog):
     assert "held 17.0 examples on average, global_batch_size is 24" in caplog.text
 
 
-def test_the_end_says_when_the_data_was_shorter_than_asked_or_nothing_was_left():
+def test_the_reason_of_the_end_is_short_data_or_no_remaining_steps():
     writer = ctl.MemoryWriter()
 
     class Finite(Small):

@@ -8,11 +8,13 @@ import tensorflow as tf
 from conftest import some_of
 from small_models import FEATURES, Small, every_step, examples
 
-NEVER = {"log": ctl.Every(), "save": ctl.Every()}
+NO_INTERVALS = {"log": ctl.Every(), "save": ctl.Every()}
 
 
-def made(**options):
-    return Small(**{"strategy": "default", "intervals": every_step(**NEVER), "writers": [], **options})
+def make_trainer(**options):
+    return Small(
+        **{"strategy": "default", "intervals": every_step(**NO_INTERVALS), "writers": [], **options}
+    )
 
 
 def weights(trainer):
@@ -23,32 +25,32 @@ def weights(trainer):
 @pytest.mark.parametrize("rows", some_of([1, 8, 13, 64], 1, 13))
 def test_predictions_are_the_model_s_on_any_number_of_replicas(framework, rows, two_replicas):
     x = examples()[0][:rows]
-    one, two = (made(framework=framework, strategy=s) for s in ("default", two_replicas))
+    single, replicated = (make_trainer(framework=framework, strategy=s) for s in ("default", two_replicas))
     expected = None
-    for trainer in (one, two):
-        found = trainer.predict(x)
+    for trainer in (single, replicated):
+        predictions = trainer.predict(x)
         expected = trainer.model(x).numpy() if expected is None else expected
-        assert found.shape == (rows, 4)
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+        assert predictions.shape == (rows, 4)
+        np.testing.assert_allclose(predictions, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_predictions_take_datasets_dictionaries_and_several_outputs():
-    class Two(Small):
+    class TwoInputs(Small):
         def build(self):
             inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((1,), name="b")}
             joined = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
             self.model = keras.Model(inputs, {"sum": keras.layers.Dense(1)(joined), "same": joined})
 
     a, b = np.ones((5, 2), np.float32), np.arange(5, dtype=np.float32)[:, None]
-    trainer = Two(strategy="default")
-    found = trainer.predict({"a": a, "b": b})
-    assert set(found) == {"sum", "same"} and found["same"][:, 2].tolist() == [0, 1, 2, 3, 4]
+    trainer = TwoInputs(strategy="default")
+    predictions = trainer.predict({"a": a, "b": b})
+    assert set(predictions) == {"sum", "same"} and predictions["same"][:, 2].tolist() == [0, 1, 2, 3, 4]
     batches = tf.data.Dataset.from_tensor_slices(({"a": a, "b": b}, np.zeros(5))).batch(2)
-    np.testing.assert_array_equal(trainer.predict(batches)["sum"], found["sum"])
+    np.testing.assert_array_equal(trainer.predict(batches)["sum"], predictions["sum"])
 
 
 def test_predicting_again_does_not_trace_again():
-    trainer = made()
+    trainer = make_trainer()
     trainer.predict(examples()[0][:8])
     traced = trainer._prepared_trainer.programs._predict[1].experimental_get_tracing_count()
     trainer.predict(examples()[0][:8])
@@ -58,52 +60,52 @@ def test_predicting_again_does_not_trace_again():
 
 
 def test_predictions_are_not_those_of_training():
-    trainer = made(dropout=0.5)
+    trainer = make_trainer(dropout=0.5)
     x = examples()[0]
     np.testing.assert_array_equal(trainer.predict(x), trainer.predict(x))
 
 
-@pytest.mark.parametrize(("data", "words"), [
+@pytest.mark.parametrize(("data", "message"), [
     (None, "needs data"), ("text", "str"), (np.zeros((0, FEATURES)), "examples"),
     (tf.data.Dataset.range(3), "not batched"),
     (tf.data.Dataset.from_tensors(tf.zeros([2, FEATURES])).repeat(), "endless"),
     (ctl.example_numbers(4), "example numbers"),
 ])  # fmt: skip
-def test_data_that_cannot_be_predicted_are_refused(data, words):
-    with pytest.raises(ctl.UsageError, match=words):
-        made().predict(data)
+def test_data_that_cannot_be_predicted_are_refused(data, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        make_trainer().predict(data)
 
 
 def test_a_trainer_is_restored_before_it_predicts(tmp_path):
-    trained = made(model_dir=tmp_path)
+    trained = make_trainer(model_dir=tmp_path)
     trained.train(5)
     x = examples()[0]
-    np.testing.assert_array_equal(made(model_dir=tmp_path).predict(x), trained.predict(x))
+    np.testing.assert_array_equal(make_trainer(model_dir=tmp_path).predict(x), trained.predict(x))
 
 
 def test_a_checkpoint_of_any_moment_can_be_saved(tmp_path):
-    trainer = made(model_dir=tmp_path)
+    trainer = make_trainer(model_dir=tmp_path)
     trainer.prepare()
     trainer.model.layers[0].bias.assign(np.full(trainer.model.layers[0].bias.shape, 7.0))
     assert trainer.save() == str(tmp_path / "checkpoints" / "ckpt-0")
-    again = made(model_dir=tmp_path)
-    again.prepare()
-    assert again.model.layers[0].bias.numpy()[0] == 7.0 and again.step == 0
-    again.train(3)  # as the trainer that saved would
+    restored = make_trainer(model_dir=tmp_path)
+    restored.prepare()
+    assert restored.model.layers[0].bias.numpy()[0] == 7.0 and restored.step == 0
+    restored.train(3)  # like the trainer that saved
     trainer.train(3)
-    for one, two in zip(weights(again), weights(trainer), strict=True):
-        np.testing.assert_array_equal(one, two)
+    for restored_value, expected_value in zip(weights(restored), weights(trainer), strict=True):
+        np.testing.assert_array_equal(restored_value, expected_value)
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_what_was_changed_after_a_run_is_saved_over_its_checkpoint(tmp_path, background):
-    trainer = made(model_dir=tmp_path, background_save=background)
+def test_changes_after_a_run_are_saved_over_its_checkpoint(tmp_path, background):
+    trainer = make_trainer(model_dir=tmp_path, background_save=background)
     trainer.train(3)
     trainer.model.layers[0].bias.assign(np.full(trainer.model.layers[0].bias.shape, 7.0))
     assert trainer.save() == str(tmp_path / "checkpoints" / "ckpt-3")
-    again = made(model_dir=tmp_path)
-    again.prepare()
-    assert (again.step, again.model.layers[0].bias.numpy()[0]) == (3, 7.0)
+    restored = make_trainer(model_dir=tmp_path)
+    restored.prepare()
+    assert (restored.step, restored.model.layers[0].bias.numpy()[0]) == (3, 7.0)
 
 
 def test_a_save_from_the_hook_comes_at_the_end_of_its_loop_and_resumes_exactly(tmp_path):
@@ -114,53 +116,53 @@ def test_a_save_from_the_hook_comes_at_the_end_of_its_loop_and_resumes_exactly(t
 
     intervals = every_step(log=ctl.Every(steps=4), save=ctl.Every())
     options = {"strategy": "default", "writers": [], "intervals": intervals}
-    whole = Saves(model_dir=tmp_path / "a", **options)
-    whole.train(7)
+    uninterrupted = Saves(model_dir=tmp_path / "a", **options)
+    uninterrupted.train(7)
     names = sorted(p.name for p in (tmp_path / "a" / "checkpoints").iterdir() if p.name.startswith("ckpt"))
     assert names == ["ckpt-2", "ckpt-4", "ckpt-7"]
     for step in (2, 4):
         writer = ctl.MemoryWriter()
-        part = Saves(model_dir=tmp_path / f"from {step}", **{**options, "writers": [writer]})
-        assert part.restore(tmp_path / "a" / "checkpoints" / f"ckpt-{step}") == step == part.step
-        part.train(7)
-        for one, two in zip(weights(part), weights(whole), strict=True):
-            np.testing.assert_array_equal(one, two)
+        resumed = Saves(model_dir=tmp_path / f"from {step}", **{**options, "writers": [writer]})
+        assert resumed.restore(tmp_path / "a" / "checkpoints" / f"ckpt-{step}") == step == resumed.step
+        resumed.train(7)
+        for resumed_value, expected_value in zip(weights(resumed), weights(uninterrupted), strict=True):
+            np.testing.assert_array_equal(resumed_value, expected_value)
 
 
-@pytest.mark.parametrize("given", ["run", "run/checkpoints", "run/checkpoints/ckpt-3"])
-def test_a_trainer_takes_over_a_checkpoint_and_goes_on_from_there(tmp_path, given):
-    first, whole = made(model_dir=tmp_path / "run"), made()
+@pytest.mark.parametrize("directory", ["run", "run/checkpoints", "run/checkpoints/ckpt-3"])
+def test_a_trainer_restores_a_checkpoint_and_resumes_from_it(tmp_path, directory):
+    first, uninterrupted = make_trainer(model_dir=tmp_path / "run"), make_trainer()
     first.train(3)
-    whole.train(6)
-    other = made(model_dir=tmp_path / "other")
+    uninterrupted.train(6)
+    other = make_trainer(model_dir=tmp_path / "other")
     other.train(1)
-    assert other.restore(str(tmp_path / given)) == 3
+    assert other.restore(str(tmp_path / directory)) == 3
     other.train(6)
-    for one, two in zip(weights(other), weights(whole), strict=True):
-        np.testing.assert_array_equal(one, two)
+    for value, expected_value in zip(weights(other), weights(uninterrupted), strict=True):
+        np.testing.assert_array_equal(value, expected_value)
 
 
-@pytest.mark.parametrize("given", ["nothing", "run/checkpoints/ckpt-9"])
-def test_nothing_is_restored_from_where_there_is_nothing(tmp_path, given):
-    made(model_dir=tmp_path / "run").train(1)
-    trainer = made()
+@pytest.mark.parametrize("directory", ["nothing", "run/checkpoints/ckpt-9"])
+def test_restore_of_a_missing_checkpoint_changes_no_variable(tmp_path, directory):
+    make_trainer(model_dir=tmp_path / "run").train(1)
+    trainer = make_trainer()
     trainer.prepare()
     before = weights(trainer)
     with pytest.raises(ctl.UsageError, match="there is no checkpoint"):
-        trainer.restore(tmp_path / given)
-    for one, two in zip(weights(trainer), before, strict=True):
-        np.testing.assert_array_equal(one, two)
+        trainer.restore(tmp_path / directory)
+    for value, value_before in zip(weights(trainer), before, strict=True):
+        np.testing.assert_array_equal(value, value_before)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
-    made(model_dir=tmp_path, optimizer="adam").train(1)
+    make_trainer(model_dir=tmp_path, optimizer="adam").train(1)
     with pytest.raises(ctl.CheckpointError):
-        made().restore(tmp_path)
+        make_trainer().restore(tmp_path)
 
 
-def test_a_trainer_without_a_place_cannot_save_and_one_that_trains_cannot_restore(tmp_path):
+def test_save_needs_a_model_dir_and_restore_is_refused_during_training(tmp_path):
     with pytest.raises(ctl.UsageError, match="model_dir"):
-        made().save()
+        make_trainer().save()
 
     class Restores(Small):
         def after_loop(self, step, means):

@@ -21,14 +21,14 @@ def test_a_users_model_passes_the_strict_type_check_and_mistakes_are_errors(tmp_
     assert result.returncode == 0, result.stdout + result.stderr
     path = tmp_path / "wrong.py"
     text = program.read_text()
-    for correct, wrong in (
+    for correct, incorrect in (
         ("ctl.Decision(stop=True)", 'ctl.Decision(stop="now")'),
         ("trainer.train(10)", 'trainer.train("ten")'),
         ("rank: int = trainer.topology", "rank: str = trainer.topology"),
     ):
         assert correct in text
-        path.write_text(text.replace(correct, wrong))
-        assert "error: " in mypy(path).stdout, wrong
+        path.write_text(text.replace(correct, incorrect))
+        assert "error: " in mypy(path).stdout, incorrect
 
 
 def test_the_marker_file_of_types_is_part_of_the_package():

@@ -33,8 +33,8 @@ def test_an_object_with_event_methods_is_called_as_a_callback():
 
     wrapped = Resembles()
     inherits = ctl.EarlyStopping("loss")
-    (callback, same) = as_callbacks((wrapped, inherits))
-    assert same is inherits and isinstance(callback, ctl.Callback)
+    (callback, second) = as_callbacks((wrapped, inherits))
+    assert second is inherits and isinstance(callback, ctl.Callback)
     assert (callback.name, callback.class_name) == ("mine", "Resembles")
     assert callback.restore_best and callback.rollback and callback.monitored is None
     assert callback.handlers()["on_metrics"](1, {}, "eval").stop and not callback.has_stopped()

@@ -1,4 +1,4 @@
-"""Is it time? Marks depend on the step alone, so a resumed run has those of an unbroken one."""
+"""Schedules of actions. They depend on the step only, so a resumed run has the same schedule."""
 
 import math
 import random
@@ -9,11 +9,11 @@ from ctl.callbacks.schedule import NO_ACTION, Action, Timers
 
 
 def marks(every, end, steps_per_epoch=None, start=0):
-    """Steps up to `end` at which something is due, found by jumping from mark to mark."""
-    found, step = [], start
+    """Returns the steps up to `end` with an action, by repeated calls of `next_mark`."""
+    steps, step = [], start
     while (step := every.next_mark(step, steps_per_epoch)) is not None and step <= end:
-        found.append(step)
-    return found
+        steps.append(step)
+    return steps
 
 
 def test_steps_mark_their_multiples():
@@ -22,7 +22,7 @@ def test_steps_mark_their_multiples():
 
 
 @pytest.mark.parametrize("every", [{}, {"steps": 0}, {"secs": 0}, {"epochs": 0}, {"secs": 60}])
-def test_nothing_is_never_due_by_steps(every):
+def test_an_interval_without_steps_or_epochs_has_no_marks(every):
     every = ctl.Every(**every)
     assert every.next_mark(5, 10.0) is None
     assert not any(every.is_mark(s, 10.0) for s in range(50))
@@ -36,23 +36,23 @@ def test_epochs_mark_the_first_step_that_completes_them():
     assert marks(ctl.Every(epochs=1), 3, 0.25) == [1, 2, 3], "several epochs in one step"
 
 
-def test_marks_of_a_resumed_run_are_those_of_an_unbroken_one():
+def test_marks_of_a_resumed_run_are_those_of_an_uninterrupted_one():
     draw = random.Random(0)
     for _ in range(300):
         examples, batch = draw.randint(1, 400), draw.randint(1, 64)
         unit = draw.choice(["steps", "epochs"])
         amount = draw.randint(1, 40) if unit == "steps" else draw.choice([0.1, 0.25, 1 / 3, 1, 2, 7])
         every, per_epoch = ctl.Every(**{unit: amount}), examples / batch
-        whole = marks(every, 200, per_epoch)
-        assert whole == [s for s in range(201) if every.is_mark(s, per_epoch)]
+        all_marks = marks(every, 200, per_epoch)
+        assert all_marks == [s for s in range(201) if every.is_mark(s, per_epoch)]
         if unit == "epochs":
-            wanted = {
+            expected = {
                 math.ceil(k * amount * per_epoch - 1e-6)
                 for k in range(1, int(201 / amount / per_epoch) + 2)
             }
-            assert whole == sorted(m for m in wanted if m <= 200)
+            assert all_marks == sorted(m for m in expected if m <= 200)
         start = draw.randint(0, 200)
-        assert marks(every, 200, per_epoch, start) == [m for m in whole if m > start]
+        assert marks(every, 200, per_epoch, start) == [m for m in all_marks if m > start]
 
 
 def test_marks_stay_exact_after_many_epochs():
@@ -67,12 +67,12 @@ def test_marks_stay_exact_after_many_epochs():
     {"steps": -1}, {"steps": 2.5}, {"secs": -0.1}, {"epochs": -1}, {"secs": float("nan")},
     {"epochs": float("inf")}, {"steps": 5, "secs": 5}, {"secs": 1, "epochs": 1},
 ])  # fmt: skip
-def test_every_refuses_what_cannot_be(options):
+def test_every_refuses_invalid_values(options):
     with pytest.raises(ctl.UsageError, match=r"Every got .*expected"):
         ctl.Every(**options)
 
 
-def test_epochs_of_data_without_a_length_say_what_to_write():
+def test_epochs_of_data_without_a_length_are_refused_with_an_alternative():
     with pytest.raises(ctl.UsageError, match=r"finite train_data.*Every\(steps=\.\.\.\)"):
         ctl.Every(epochs=1).next_mark(0, None)
 
@@ -108,8 +108,8 @@ def test_the_next_mark_of_intervals_is_the_first_of_any():
         log=ctl.Every(steps=10), evaluate=ctl.Every(epochs=1), save=ctl.Every(steps=4)
     )
     assert marks(intervals, 20, 7.0) == [4, 7, 8, 10, 12, 14, 16, 20]
-    never = ctl.Intervals(log=ctl.Every(), save=ctl.Every(secs=5))
-    assert never.next_mark(3) is None
+    without_marks = ctl.Intervals(log=ctl.Every(), save=ctl.Every(secs=5))
+    assert without_marks.next_mark(3) is None
 
 
 def test_timers_are_due_once_each_by_the_clock_they_are_given():

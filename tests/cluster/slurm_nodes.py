@@ -1,7 +1,7 @@
 """A real Slurm cluster of three nodes on this machine.
 
 Each node, and the controller, is a set of namespaces (network, process ids, mounts, host name), so that
-nothing outside of them changes. They end with the process that started them. Needs root and the programs
+they change no global state. They end with the process that started them. Needs root and the programs
 of Debian's packages slurm-wlm, munge and iproute2.
 
     with started(folder) as cluster:
@@ -18,14 +18,14 @@ import time
 from pathlib import Path
 
 NODES = ("n1", "n2", "n3")
-NODE_TIMEOUT_SECS = 60  # SlurmdTimeout; longer than srun takes to give a dead machine up
+NODE_TIMEOUT_SECS = 60  # SlurmdTimeout; longer than the timeout of srun for a dead machine
 START_SECS = 60
 JOB_SECS = 300
-ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")  # states of jobs that do not start again
+ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")  # states of jobs that are not restarted
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged", "ip", "unshare", "nsenter",
              "setpriv")  # fmt: skip
 _NAMESPACES = ("--net", "--mount", "--uts", "--pid")
-_CONF = """ClusterName=tests
+_SLURM_CONF = """ClusterName=tests
 SlurmctldHost=head(10.79.0.254)
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
@@ -55,7 +55,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def missing() -> str:
-    """Returns what this machine lacks for the cluster, or an empty string."""
+    """Returns the reason why this machine cannot run the cluster, or an empty string."""
     if os.geteuid() != 0:
         return "a Slurm cluster needs root"
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -69,7 +69,7 @@ def missing() -> str:
 
 
 class Cluster:
-    """Three nodes and a controller; `folder` has their logs and is seen by all."""
+    """Three nodes and a controller. `folder` is shared and contains their logs."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -83,7 +83,9 @@ class Cluster:
         """Starts the machines, Slurm on them, and waits until all nodes are idle."""
         (self.folder / "state").mkdir()
         self.folder.chmod(0o755)
-        (self.folder / "slurm.conf").write_text(_CONF.format(folder=self.folder, timeout=NODE_TIMEOUT_SECS))
+        (self.folder / "slurm.conf").write_text(
+            _SLURM_CONF.format(folder=self.folder, timeout=NODE_TIMEOUT_SECS)
+        )
         addresses = [f"10.79.0.{i + 1} {name}" for i, name in enumerate(NODES)]
         hosts = ["127.0.0.1 localhost", *addresses, "10.79.0.254 head"]
         (self.folder / "hosts").write_text("\n".join(hosts) + "\n")
@@ -107,25 +109,27 @@ class Cluster:
             process.kill()
             process.wait(START_SECS)
 
-    def call(self, *words: object, on: str = "head", check: bool = True, **env: str) -> str:
+    def call(self, *command: object, on: str = "head", check: bool = True, **env: str) -> str:
         """Runs a command on a machine; returns its output."""
-        ran = subprocess.run(
-            self._inside(on, *words), env=self._environ | env, capture_output=True, text=True, timeout=60,
+        result = subprocess.run(
+            self._inside(on, *command), env=self._environ | env, capture_output=True, text=True, timeout=60,
             check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        assert not check or ran.returncode == 0, f"{words}: {ran.returncode}\n{ran.stdout}{ran.stderr}"
-        return ran.stdout + ran.stderr
+        assert not check or result.returncode == 0, (
+            f"{command}: {result.returncode}\n{result.stdout}{result.stderr}"
+        )
+        return result.stdout + result.stderr
 
     def start_node(self, name: str) -> None:
         """Starts slurmd."""
         self.call("slurmd", "-N", name, on=name)
 
-    def cut(self, name: str) -> None:
-        """Takes a node off the network; its processes go on."""
+    def disconnect(self, name: str) -> None:
+        """Disconnects a node from the network. Its processes continue."""
         self.call("ip", "link", "set", f"to-{name}", "down")
 
     def reconnect(self, name: str) -> None:
-        """Undoes `cut`."""
+        """Reverses `disconnect`."""
         self.call("ip", "link", "set", f"to-{name}", "up")
         self.call("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
         self.wait_until(lambda: self.states() == ["idle"] * len(NODES), START_SECS)
@@ -134,16 +138,16 @@ class Cluster:
         """Returns the state of each node, such as "idle" or "down*"."""
         return self.call("sinfo", "--noheader", "--Node", "--format=%t").split()
 
-    def sbatch(self, *words: object, **env: str) -> str:
+    def sbatch(self, *arguments: object, **env: str) -> str:
         """Submits a script; returns the number of the job."""
-        found = re.search(r"Submitted batch job (\d+)", text := self.call("sbatch", *words, **env))
-        assert found, text
-        return found[1]
+        match = re.search(r"Submitted batch job (\d+)", text := self.call("sbatch", *arguments, **env))
+        assert match, text
+        return match[1]
 
     def show(self, job: str) -> dict[str, str]:
         """Returns the fields of `scontrol show job`."""
         text = self.call("scontrol", "show", "job", job)
-        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+        return dict(field.split("=", 1) for field in text.split() if "=" in field)
 
     def wait_for(self, job: str, *states: str, limit_secs: float = JOB_SECS) -> dict[str, str]:
         """Waits until a job is in one of the states; returns its fields."""
@@ -151,7 +155,7 @@ class Cluster:
         return self.show(job)
 
     def wait_until(self, condition, limit_secs: float = JOB_SECS, job: str = "") -> None:
-        """Polls; fails with the state of the cluster."""
+        """Polls a condition. Raises with the state of the cluster at the limit, or if the job has ended."""
         deadline = time.monotonic() + limit_secs
         while not condition():
             has_ended = job and self.show(job)["JobState"] in ENDED
@@ -162,23 +166,26 @@ class Cluster:
             time.sleep(0.2)
 
     def pids(self, node: str, *command: str) -> list[int]:
-        """Returns the processes of a node whose command line begins with `command`, by their ids here."""
-        found = []
+        """Returns the process ids, as on this machine, of processes of a node that start with `command`."""
+        pids = []
         namespace = os.readlink(f"/proc/{self._inner(node)}/ns/pid")
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if words[: len(command)] == [*command] and os.readlink(path / "ns" / "pid") == namespace:
-                    found.append(int(path.name))
-        return sorted(found)
+                arguments = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if (
+                    arguments[: len(command)] == [*command]
+                    and os.readlink(path / "ns" / "pid") == namespace
+                ):
+                    pids.append(int(path.name))
+        return sorted(pids)
 
     def _machine(self, name: str) -> subprocess.Popen:
-        """A process that holds the namespaces; all processes in them end with it."""
+        """Starts a process that holds the namespaces. All processes in them end with it."""
         script = f"hostname {name} && mount --bind {self.folder}/hosts /etc/hosts && ip link set lo up && "
         script += f"touch {self.folder}/up-{name} && exec sleep infinity"
-        words = ["setpriv", "--pdeathsig=KILL", "unshare", *_NAMESPACES, "--fork", "--kill-child",
+        command = ["setpriv", "--pdeathsig=KILL", "unshare", *_NAMESPACES, "--fork", "--kill-child",
                  "--mount-proc", "sh", "-c", script]  # fmt: skip
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=self._environ)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._environ)
         deadline = time.monotonic() + START_SECS
         while not (self.folder / f"up-{name}").exists():
             assert process.poll() is None and time.monotonic() < deadline, f"{name} did not start"
@@ -189,16 +196,16 @@ class Cluster:
         pid = self._machines[name].pid
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
-    def _inside(self, name: str, *words: object) -> list[str]:
+    def _inside(self, name: str, *command: object) -> list[str]:
         enter = ["nsenter", f"--target={self._inner(name)}", *_NAMESPACES]
-        return [*enter, "env", f"--chdir={self.folder}", *map(str, words)]
+        return [*enter, "env", f"--chdir={self.folder}", *map(str, command)]
 
     def _connect(self) -> None:
         self.call("ip", "link", "add", "bridge0", "type", "bridge")
         self.call("ip", "addr", "add", "10.79.0.254/24", "dev", "bridge0")
         self.call("ip", "link", "set", "bridge0", "up")
         for i, name in enumerate(NODES):
-            # made here and moved to both: the head's namespace does not know the process id of a node
+            # created here and moved to both, because the head's namespace has no process id of a node
             ends = f"c{os.getpid() % 10**7}{name}", f"d{os.getpid() % 10**7}{name}"
             _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
             _ip("link", "set", ends[0], "netns", str(self._inner("head")), "name", f"to-{name}")
@@ -208,8 +215,8 @@ class Cluster:
             self.call("ip", "link", "set", "eth0", "up", on=name)
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, timeout=START_SECS)
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, timeout=START_SECS)
 
 
 @contextlib.contextmanager

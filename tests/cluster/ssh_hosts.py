@@ -2,7 +2,7 @@
 
     with SshHosts(directory, ["hosta", "hostb"]) as hosts:
         hosts.popen(["ssh", "hosta", "true"])     # on a further machine, "launch"
-        hosts.cut("hosta"); hosts.mend("hosta"); hosts.stop("hosta"); hosts.start("hosta")
+        hosts.disconnect("hosta"); hosts.reconnect("hosta"); hosts.stop("hosta"); hosts.start("hosta")
 
 Each host has its own /etc, home directory, /run, /dev/shm and boot ID; all other files are shared. It needs
 root and the packages openssh-server and iproute2.
@@ -44,17 +44,17 @@ mount --bind "$1/etc" /etc && hostname "$2" && exec "$3" -D -e
 
 
 def missing() -> str:
-    """Returns why such hosts cannot be made on this machine; empty if they can."""
+    """Returns the reason why this machine cannot create such hosts, or an empty string."""
     if os.geteuid() != 0:
         return "needs root, for network namespaces"
     path = f"{os.environ['PATH']}:{_SBIN}"
-    absent = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
-    if absent:
-        return f"needs the programs {', '.join(absent)} (packages openssh-server and iproute2)"
+    missing_programs = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+    if missing_programs:
+        return f"needs the programs {', '.join(missing_programs)} (packages openssh-server and iproute2)"
     name = f"ctl{os.getpid()}try"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    result = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return f"network namespaces cannot be made: {tried.stderr.strip()}" if tried.returncode else ""
+    return f"network namespaces cannot be made: {result.stderr.strip()}" if result.returncode else ""
 
 
 class SshHosts:
@@ -105,24 +105,24 @@ class SshHosts:
             env={"PATH": f"/usr/bin:/bin:{_SBIN}"},
         )  # fmt: skip
         log.close()
-        until = time.monotonic() + _TIMEOUT_SECS
+        deadline = time.monotonic() + _TIMEOUT_SECS
         while self.run("ssh", "-o", "BatchMode=yes", name, "true").returncode:
             log_text = (self.directory / name / "sshd.log").read_text()
-            assert time.monotonic() < until and self._processes[name].poll() is None, log_text
+            assert time.monotonic() < deadline and self._processes[name].poll() is None, log_text
             time.sleep(0.1)
 
     def stop(self, name: str) -> None:
-        """Ends a host with all its processes, without a word to its peers."""
+        """Ends a host with all its processes, without a notification of its peers."""
         process = self._processes.pop(name)
         process.kill()
         process.wait(_TIMEOUT_SECS)
 
-    def cut(self, name: str) -> None:
-        """Pulls the network cable of a host."""
+    def disconnect(self, name: str) -> None:
+        """Disconnects a host from the network."""
         _run("ip", "-n", self._namespace("switch"), "link", "set", name, "down")
 
-    def mend(self, name: str) -> None:
-        """Plugs the cable in again, without a delay."""
+    def reconnect(self, name: str) -> None:
+        """Connects the host to the network again, without a delay."""
         _run("ip", "-n", self._namespace("switch"), "link", "set", name, "master", "bridge", "up")
         _run("ip", "-n", self._namespace("switch"), "link", "del", "slow", check=False)
 
@@ -156,9 +156,13 @@ class SshHosts:
 
     def set_hosts(self, name: str, *lines: str) -> None:
         """Writes /etc/hosts of one host: the given lines, then all other hosts."""
-        given = {word for line in lines for word in line.split()}
-        known = [f"{address} {host}" for host, address in self.address.items() if host not in given]
-        (self.etc(name) / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, *known]) + "\n")
+        given_names = {name_or_address for line in lines for name_or_address in line.split()}
+        other_hosts = [
+            f"{address} {host}" for host, address in self.address.items() if host not in given_names
+        ]
+        (self.etc(name) / "hosts").write_text(
+            "\n".join(["127.0.0.1 localhost", *lines, *other_hosts]) + "\n"
+        )
 
     def popen(self, command: list, name: str = LAUNCH, **options) -> subprocess.Popen:
         """Starts a command on "launch"; the process ID is that of the command itself."""
@@ -181,7 +185,7 @@ class SshHosts:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def reset(self) -> None:
-        """Undoes changes of files, cables and stopped hosts. A changed sshd_config means a restart."""
+        """Reverts files and connections, starts stopped hosts, and restarts hosts with a changed config."""
         for name in list(self._processes):
             if (self.etc(name) / "ssh" / "sshd_config").read_text() != _SSHD_CONFIG:
                 self.stop(name)
@@ -190,7 +194,7 @@ class SshHosts:
             self._make_ssh_files(name)
             self.set_hosts(name)
             self.set_login(name, "/bin/bash")
-            self.mend(name)
+            self.reconnect(name)
             shutil.rmtree(self.home(name))
             self.home(name).mkdir()
         for name in self._names[:-1]:
@@ -205,7 +209,7 @@ class SshHosts:
             _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.directory / f"{name}.key")
 
     def _make_files(self, name: str) -> None:
-        """Copies /etc as a whole: a file that is bound alone vanishes when it is replaced outside."""
+        """Copies the whole /etc: a bind mount of one file disappears when the file is replaced outside."""
         self.home(name).mkdir(parents=True)
         etc = self.etc(name)
         _run("cp", "-a", "/etc", etc)
@@ -245,13 +249,13 @@ class SshHosts:
         _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "bridge", "up")
         for name, address in self.address.items():
-            own = self._namespace(name)
-            _run("ip", "netns", "add", own)
+            namespace = self._namespace(name)
+            _run("ip", "netns", "add", namespace)
             ends = ["eth0", "type", "veth", "peer", "name", name, "netns", switch]
-            _run("ip", "-n", own, "link", "add", *ends)
-            _run("ip", "-n", own, "addr", "add", f"{address}/24", "dev", "eth0")
+            _run("ip", "-n", namespace, "link", "add", *ends)
+            _run("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
-                _run("ip", "-n", own, "link", "set", device, "up")
+                _run("ip", "-n", namespace, "link", "set", device, "up")
             _run("ip", "-n", switch, "link", "set", name, "master", "bridge", "up")
 
 

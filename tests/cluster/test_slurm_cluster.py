@@ -1,4 +1,4 @@
-"""The script of `ctl deploy slurm` on a real Slurm cluster: time limits, lost machines, arrays, signals."""
+"""Script of `ctl deploy slurm` on a real Slurm cluster: time limits, lost machines, arrays, signals."""
 
 import json
 import math
@@ -17,8 +17,8 @@ from training import OPTIONS, STEPS, assert_bit_identical, saved, trace
 
 pytestmark = pytest.mark.cluster
 SIGNAL_SECS = 20
-RING = "--communication=ring"  # "auto" measures, and may choose another path than the unbroken run
-DOES_NOT_END = ["bash", "-c", 'trap "" TERM; [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0; touch "$0"; '
+RING_OPTION = "--communication=ring"  # "auto" measures, and may select another path in each run
+ENDLESS_PROGRAM = ["bash", "-c", 'trap "" TERM; [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0; touch "$0"; '
                 "while :; do sleep 0.2; done"]  # fmt: skip
 
 
@@ -72,27 +72,27 @@ def assert_completed(cluster, job, script):
 def test_the_documented_commands_train_on_two_machines(cluster, tmp_path):
     text = (ROOT / "docs" / "deploy" / "slurm.md").read_text()
     block = re.search(r"```sh\n(.*?)```", text, re.DOTALL)[1].replace("\\\n", " ")
-    deploys, tests, submits, _ = map(shlex.split, block.splitlines())
-    words = [w for w in deploys[2:] if not w.startswith("--gpus_per_node")]
-    at = words.index("--")
-    options = [w.replace("/shared/venv", sys.prefix).replace("=16", "=2") for w in words[:at]]
+    deploy_command, test_command, submit_command, _ = map(shlex.split, block.splitlines())
+    arguments = [argument for argument in deploy_command[2:] if not argument.startswith("--gpus_per_node")]
+    at = arguments.index("--")
+    options = [w.replace("/shared/venv", sys.prefix).replace("=16", "=2") for w in arguments[:at]]
     options = [w.replace("=flowers.sbatch", f"={tmp_path}/flowers.sbatch") for w in options]
     program = ["python", "-m", "models.mnist", f"--model_dir={tmp_path}/run", "--train_steps=20",
                "--export=none", "--global_batch_size=32"]  # fmt: skip
     assert command.main([*options, f"--env=PYTHONPATH={ROOT}", "--", *program]) == 0
     script = tmp_path / "flowers.sbatch"
-    assert "to start at" in cluster.call(*tests[:-1], script)
-    assert submits == ["sbatch", "flowers.sbatch"]
+    assert "to start at" in cluster.call(*test_command[:-1], script)
+    assert submit_command == ["sbatch", "flowers.sbatch"]
     job = submit(cluster, script)
     assert_completed(cluster, job, script)
     output = log_of(script)
     assert "2 workers" in output and "done at step 20" in output
 
 
-def test_a_job_at_its_time_limit_goes_on_with_the_losses_of_an_unbroken_one(cluster, tmp_path, unbroken):
+def test_a_job_at_its_time_limit_resumes_with_the_losses_of_an_unbroken_one(cluster, tmp_path, unbroken):
     run = tmp_path / "run"
     script = deploy(tmp_path, "--nodes=2", "--time=00:10:00", f"--signal_secs={SIGNAL_SECS}",
-                    "--env=PAUSE_SECS=2", program=faulty(run, RING))  # fmt: skip
+                    "--env=PAUSE_SECS=2", program=faulty(run, RING_OPTION))  # fmt: skip
     job = submit(cluster, script)
     cluster.wait_until(lambda: len(trace(run)) >= 3, job=job)
     limit_time(cluster, job)
@@ -100,15 +100,15 @@ def test_a_job_at_its_time_limit_goes_on_with_the_losses_of_an_unbroken_one(clus
     assert "requeueing job" in log_of(script)
     assert len(trace(run)) < STEPS
     assert_completed(cluster, job, script)
-    assert_bit_identical(run, unbroken(2, RING))
+    assert_bit_identical(run, unbroken(2, RING_OPTION))
 
 
 def test_a_node_lost_in_training_is_replaced(cluster, tmp_path, unbroken):
     run = tmp_path / "run"
-    script = deploy(tmp_path, "--nodes=2", "--env=PAUSE_SECS=1", program=faulty(run, RING))
+    script = deploy(tmp_path, "--nodes=2", "--env=PAUSE_SECS=1", program=faulty(run, RING_OPTION))
     job = submit(cluster, script)
     cluster.wait_until(lambda: saved(run), job=job)
-    cluster.cut("n2")
+    cluster.disconnect("n2")
     try:
         cluster.wait_until(lambda: cluster.show(job)["Restarts"] == "1", job=job)
         cluster.wait_for(job, "RUNNING")
@@ -116,13 +116,13 @@ def test_a_node_lost_in_training_is_replaced(cluster, tmp_path, unbroken):
         assert_completed(cluster, job, script)
     finally:
         cluster.reconnect("n2")
-    assert_bit_identical(run, unbroken(2, RING))
+    assert_bit_identical(run, unbroken(2, RING_OPTION))
 
 
 def test_a_node_that_is_dead_when_the_step_starts_is_replaced(cluster, tmp_path):
     program = ["bash", "-c", f'echo "$SLURMD_NODENAME" >> {tmp_path}/nodes']
     script = deploy(tmp_path, "--nodes=2", program=program)
-    cluster.cut("n2")
+    cluster.disconnect("n2")
     try:
         job = submit(cluster, script)
         fields = assert_completed(cluster, job, script)
@@ -132,7 +132,7 @@ def test_a_node_that_is_dead_when_the_step_starts_is_replaced(cluster, tmp_path)
     assert "srun could not start every task" in log_of(script)
 
 
-def test_each_task_of_an_array_trains_and_is_requeued_by_itself(cluster, tmp_path, unbroken):
+def test_each_task_of_an_array_trains_and_is_requeued_separately(cluster, tmp_path, unbroken):
     script = deploy(tmp_path, "--time=00:10:00", f"--signal_secs={SIGNAL_SECS}", "--env=PAUSE_SECS=2",
                     program=faulty(f"{tmp_path}/run-$SLURM_ARRAY_TASK_ID"))  # fmt: skip
     array = submit(cluster, script, "--array=0-2")
@@ -147,7 +147,7 @@ def test_each_task_of_an_array_trains_and_is_requeued_by_itself(cluster, tmp_pat
         fields = assert_completed(cluster, f"{array}_{i}", script)
         assert (int(fields["Restarts"]) > 0) == (jobs[i] == array)
         assert_bit_identical(run, unbroken(0))
-    assert "was lost" not in log_of(script)  # as in tasks that get the signal of another one
+    assert "was lost" not in log_of(script)  # as if a task received the signal of another one
 
 
 def test_a_job_without_the_environment_of_its_user_trains(cluster, tmp_path):
@@ -162,7 +162,7 @@ def test_a_job_without_the_environment_of_its_user_trains(cluster, tmp_path):
 
 def test_a_program_that_ignores_sigterm_does_not_keep_the_job_from_the_queue(cluster, tmp_path):
     script = deploy(tmp_path, "--nodes=2", "--time=00:10:00", f"--signal_secs={SIGNAL_SECS}",
-                    program=[*DOES_NOT_END, f"{tmp_path}/up"])  # fmt: skip
+                    program=[*ENDLESS_PROGRAM, f"{tmp_path}/up"])  # fmt: skip
     job = submit(cluster, script)
     cluster.wait_until((tmp_path / "up").exists, job=job)
     limit_time(cluster, job)
@@ -172,25 +172,25 @@ def test_a_program_that_ignores_sigterm_does_not_keep_the_job_from_the_queue(clu
 
 def test_usr1_sent_to_the_tasks_saves_and_requeues(cluster, tmp_path, unbroken):
     run = tmp_path / "run"
-    script = deploy(tmp_path, "--nodes=2", "--env=PAUSE_SECS=0.5", program=faulty(run, RING))
+    script = deploy(tmp_path, "--nodes=2", "--env=PAUSE_SECS=0.5", program=faulty(run, RING_OPTION))
     job = submit(cluster, script)
     cluster.wait_until(lambda: len(trace(run)) >= 3, job=job)
     cluster.call("scancel", "--signal=USR1", job)
     cluster.wait_until(lambda: cluster.show(job)["Restarts"] == "1", job=job)
     assert len(trace(run)) == max(saved(run)) < STEPS
     assert_completed(cluster, job, script)
-    assert_bit_identical(run, unbroken(2, RING))
+    assert_bit_identical(run, unbroken(2, RING_OPTION))
 
 
-RANKS = """
+RANKS_PROGRAM = """
 import pathlib
 import ctl.hvd as hvd
 import tensorflow as tf
-here = pathlib.Path(__file__).parent
+directory = pathlib.Path(__file__).parent
 hvd.init()
 total = hvd.allreduce(tf.ones(3), op=hvd.Sum)
-(here / f"up-{hvd.rank()}").touch()
-while hvd.allreduce(tf.constant(float((here / "killed").exists())), op=hvd.Sum) == 0:
+(directory / f"up-{hvd.rank()}").touch()
+while hvd.allreduce(tf.constant(float((directory / "killed").exists())), op=hvd.Sum) == 0:
     pass  # all ranks end after the same call
 print("ranks", int(total[0]), flush=True)
 """
@@ -198,7 +198,7 @@ print("ranks", int(total[0]), flush=True)
 
 def test_ranks_of_ctl_hvd_start_again_after_a_lost_one(cluster, tmp_path):
     script_of_ranks = tmp_path / "ranks.py"
-    script_of_ranks.write_text(RANKS)
+    script_of_ranks.write_text(RANKS_PROGRAM)
     script = deploy(tmp_path, "--nodes=2", program=[sys.executable, str(script_of_ranks)])
     job = submit(cluster, script)
     cluster.wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, job=job)
@@ -210,20 +210,20 @@ def test_ranks_of_ctl_hvd_start_again_after_a_lost_one(cluster, tmp_path):
     assert log_of(script).count("ranks 2\n") == 2
 
 
-TOPOLOGY = """
+TOPOLOGY_PROGRAM = """
 import json, os
 from ctl.distribute.platforms.detection import read_topology
 from ctl.io.rendezvous import listening_socket, split_address
-found = read_topology()
-listening_socket(*split_address(found.address)).close()
-record = [os.environ["SLURM_STEP_ID"], found.worker_index, found.address, found.workers]
+topology = read_topology()
+listening_socket(*split_address(topology.address)).close()
+record = [os.environ["SLURM_STEP_ID"], topology.worker_index, topology.address, topology.workers]
 print(json.dumps([*record, os.environ["SLURMD_NODENAME"]]), flush=True)
 """
 
 
 @pytest.mark.parametrize("distribution", ["block", "cyclic", "plane=2"])
 def test_ranks_agree_on_all_hosts_and_two_steps_have_their_own_ports(cluster, tmp_path, distribution):
-    (tmp_path / "topology.py").write_text(TOPOLOGY)
+    (tmp_path / "topology.py").write_text(TOPOLOGY_PROGRAM)
     step = f"srun --overlap --distribution={distribution} {sys.executable} {tmp_path}/topology.py &\n"
     script = tmp_path / "job.sbatch"
     directives = "#SBATCH --nodes=2 --ntasks=5"

@@ -1,4 +1,4 @@
-"""Commands of the documentation, and awkward arguments, on hosts with a real sshd."""
+"""Commands of the documentation, and arguments with special characters, on hosts with a real sshd."""
 
 import contextlib
 import json
@@ -15,14 +15,14 @@ from conftest import ROOT
 from launching import wait_for
 
 pytestmark = pytest.mark.cluster
-BINARIES = Path(sys.executable).parent
-AWKWARD = ["a\\", "b\\\\", "!!", "$(touch owned)", "it's", 'a "b"', "new\nline", "*", "", "ü", "; exit 7"]
+BINARY_DIRECTORY = Path(sys.executable).parent
+SPECIAL = ["a\\", "b\\\\", "!!", "$(touch owned)", "it's", 'a "b"', "new\nline", "*", "", "ü", "; exit 7"]
 
 
 def environ(**variables):
-    """The environment of a shell after `. .venv/bin/activate`."""
-    kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
-    return {**kept, "PATH": f"{BINARIES}:/usr/local/bin:/usr/bin:/bin", **variables}
+    """Returns the environment of a shell after `. .venv/bin/activate`."""
+    inherited = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
+    return {**inherited, "PATH": f"{BINARY_DIRECTORY}:/usr/local/bin:/usr/bin:/bin", **variables}
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,15 @@ def test_the_documented_command_of_ctlrun_finds_its_program(ssh_hosts):
     result = ssh_hosts.run("ctlrun", *command, env=environ())
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [
-        f"[{rank}]<stdout>:{rank} host{'aabb'[rank]} {BINARIES / 'python'}" for rank in range(4)
+        f"[{rank}]<stdout>:{rank} host{'aabb'[rank]} {BINARY_DIRECTORY / 'python'}" for rank in range(4)
     ]
 
 
 def test_a_program_that_a_host_does_not_have_is_named(ssh_hosts):
-    program = ssh_hosts.etc("launch") / "here"  # other hosts have an /etc of their own
+    program = ssh_hosts.etc("launch") / "here"  # other hosts have a separate /etc
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    path = f"{BINARIES}:/bin:/etc"
+    path = f"{BINARY_DIRECTORY}:/bin:/etc"
     result = ssh_hosts.run("ctl", "launch", "-H", "hosta", "--", "here", env=environ(PATH=path))
     assert result.returncode == 2
     assert "the command 'here' was not found on hosta; expected a program on PATH=" in result.stderr
@@ -74,21 +74,21 @@ def test_many_workers_start_on_one_host(ssh_hosts, count):
     assert sorted(result.stdout.splitlines()) == sorted(f"[{i}]<stdout>:hostc" for i in range(count))
 
 
-def test_login_shells_see_no_text_of_the_user(ssh_hosts, tmp_path):
-    """As fish and csh, which quote in other ways, would read it."""
+def test_login_shells_receive_no_text_of_the_user(ssh_hosts, tmp_path):
+    """Shells such as fish and csh have other quoting rules."""
     shell = tmp_path / "shell"
-    shell.write_text(f'#!/bin/sh\necho "$2" >> {tmp_path}/words\nexec /bin/sh -c "$2"\n')
+    shell.write_text(f'#!/bin/sh\necho "$2" >> {tmp_path}/commands\nexec /bin/sh -c "$2"\n')
     shell.chmod(0o755)
     ssh_hosts.set_login("hosta", shell)
     directory = tmp_path / "a 'b' \\"
     directory.mkdir()
     program = "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd()]))"
-    result = ssh_hosts.run("ctl", "launch", "-H", "hosta", "--", "python", "-c", program, *AWKWARD,
+    result = ssh_hosts.run("ctl", "launch", "-H", "hosta", "--", "python", "-c", program, *SPECIAL,
                            env=environ(), cwd=directory)  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout) == [AWKWARD, str(directory)]
-    [words] = (tmp_path / "words").read_text().splitlines()
-    assert words == f"exec {sys.executable} {ROOT}/ctl/launch/remote_entry.py"
+    assert json.loads(result.stdout) == [SPECIAL, str(directory)]
+    [shell_commands] = (tmp_path / "commands").read_text().splitlines()
+    assert shell_commands == f"exec {sys.executable} {ROOT}/ctl/launch/remote_entry.py"
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "fish", "csh"])
@@ -98,10 +98,10 @@ def test_arguments_arrive_unchanged_with_any_login_shell(ssh_hosts, shell):
         pytest.skip(f"{shell} is not installed")
     ssh_hosts.set_login("hosta", path)
     program = "import json, sys; print(json.dumps(sys.argv[1:]))"
-    result = ssh_hosts.run("ctl", "launch", "-H", "hosta", "--", "python", "-c", program, *AWKWARD,
+    result = ssh_hosts.run("ctl", "launch", "-H", "hosta", "--", "python", "-c", program, *SPECIAL,
                            env=environ())  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout) == AWKWARD
+    assert json.loads(result.stdout) == SPECIAL
 
 
 def test_a_login_that_a_busy_sshd_refuses_is_repeated(ssh_hosts):
@@ -112,8 +112,8 @@ def test_a_login_that_a_busy_sshd_refuses_is_repeated(ssh_hosts):
     ssh_hosts.start("hosta")
     connect = "import socket, time; s = socket.create_connection(('hosta', 22)); s.recv(9)"
     command = [sys.executable, "-u", "-c", connect + "; print(1); time.sleep(4)"]
-    with ssh_hosts.popen(command, stdout=subprocess.PIPE) as stranger:
-        assert stranger.stdout.readline() == b"1\n"
+    with ssh_hosts.popen(command, stdout=subprocess.PIPE) as other_connection:
+        assert other_connection.stdout.readline() == b"1\n"
         result = ssh_hosts.run("ctlrun", "-np", "2", "-H", "hosta:2", "hostname", env=environ())
     assert (result.returncode, result.stdout.count("hosta")) == (0, 2), result.stderr
 
@@ -143,7 +143,7 @@ def test_a_login_shell_that_runs_nothing_is_no_success(ssh_hosts):
     "command", [("ctl", "launch", "-H", "{},hostb", "--"), ("ctlrun", "-np", "2", "-H", "{},hostb")]
 )
 @pytest.mark.parametrize(
-    ("break_it", "host", "error"),
+    ("break_login", "host", "error"),
     [
         (lambda hosts: (hosts.etc("hosta") / "ssh" / "test_authorized_keys").write_text(""), "hosta",
          "Permission denied (publickey)"),
@@ -153,39 +153,39 @@ def test_a_login_shell_that_runs_nothing_is_no_success(ssh_hosts):
     ],
     ids=["key", "host-key", "name"],
 )  # fmt: skip
-def test_an_error_of_ssh_is_the_message_at_once(ssh_hosts, command, break_it, host, error):
-    break_it(ssh_hosts)
-    words = [word.format(host) for word in command]
-    began = time.monotonic()
-    result = ssh_hosts.run(*words, "sleep", "1000", env=environ())
+def test_an_error_of_ssh_is_reported_at_once(ssh_hosts, command, break_login, host, error):
+    break_login(ssh_hosts)
+    launch_command = [argument.format(host) for argument in command]
+    start_secs = time.monotonic()
+    result = ssh_hosts.run(*launch_command, "sleep", "1000", env=environ())
     assert result.returncode == 2, result.stderr
     assert error in result.stderr, result.stderr
     assert "restart" not in result.stderr and "lost its machine" not in result.stderr
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - start_secs < 20
 
 
 @pytest.mark.parametrize(
     "command", [("ctl", "launch", "-H", "hosta", "--"), ("ctlrun", "-np", "1", "-H", "hosta")]
 )
 def test_ctrl_c_ends_ssh_while_it_connects(ssh_hosts, command):
-    ssh_hosts.cut("hosta")
+    ssh_hosts.disconnect("hosta")
     launcher = ssh_hosts.popen([*command, "sleep", "1000"], env=environ(), start_new_session=True)
     try:
         wait_for(lambda: ssh_children(launcher.pid))
-        began = time.monotonic()
+        start_secs = time.monotonic()
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(20) == 130
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - start_secs < 5
     finally:
         launcher.kill()
 
 
 def ssh_children(pid):
-    """Process IDs of the ssh that a launcher has started."""
+    """Returns the process IDs of the ssh processes of a launcher."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    found = []
+    pids = []
     for child in children:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
             if Path(f"/proc/{child}/comm").read_text() == "ssh\n":
-                found.append(int(child))
-    return found
+                pids.append(int(child))
+    return pids

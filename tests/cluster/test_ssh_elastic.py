@@ -49,11 +49,11 @@ class Elastic:
         self._script.chmod(0o755)
         self.process = None
 
-    def name(self, *hosts):
-        """Replaces the list of hosts at once."""
-        new = self._list.with_suffix(".new")
-        new.write_text("\n".join(hosts) + "\n")
-        new.rename(self._list)
+    def write_hosts(self, *hosts):
+        """Replaces the list of hosts atomically."""
+        new_list = self._list.with_suffix(".new")
+        new_list.write_text("\n".join(hosts) + "\n")
+        new_list.rename(self._list)
 
     def start(self, *options):
         with self._output.open("wb") as output:
@@ -64,16 +64,16 @@ class Elastic:
             )  # fmt: skip
 
     @property
-    def said(self):
+    def output(self):
         return self._output.read_text()
 
     def wait_for(self, text, timeout_secs=TIMEOUT_SECS, after=0):
-        """Waits until a pattern is in the output behind a position; returns the position behind it."""
-        until = time.monotonic() + timeout_secs
-        while not (found := re.search(text, self.said[after:])):
-            assert time.monotonic() < until and self.process.poll() is None, self.said[-6000:]
+        """Waits for a pattern in the output after a position. Returns the position after the match."""
+        deadline = time.monotonic() + timeout_secs
+        while not (match := re.search(text, self.output[after:])):
+            assert time.monotonic() < deadline and self.process.poll() is None, self.output[-6000:]
             time.sleep(0.1)
-        return after + found.end()
+        return after + match.end()
 
     def end(self):
         self._end.touch()
@@ -98,60 +98,60 @@ def elastic(ssh_hosts, tmp_path):
     job.stop()
 
 
-def test_a_host_that_was_cut_off_for_long_gets_processes_again(elastic, ssh_hosts):
-    elastic.name("hosta:1", "hostb:1")
+def test_a_host_that_was_disconnected_for_long_gets_processes_again(elastic, ssh_hosts):
+    elastic.write_hosts("hosta:1", "hostb:1")
     elastic.start("-np", "2", "--min-np", "1")
     after = elastic.wait_for("of 2 hostb")
-    ssh_hosts.cut("hostb")
+    ssh_hosts.disconnect("hostb")
     after = elastic.wait_for("step .* of 1 hosta", after=after)
     for _ in range(4):  # four failed connections
         after = elastic.wait_for("cannot be started, because host hostb cannot be reached", after=after)
-    ssh_hosts.mend("hostb")
+    ssh_hosts.reconnect("hostb")
     elastic.wait_for("step .* of 2 hostb", after=after, timeout_secs=90)
-    assert elastic.end() == 0, elastic.said[-6000:]
-    assert "since" not in elastic.said.partition("group 2:")[2], "no warning about a group that is gone"
+    assert elastic.end() == 0, elastic.output[-6000:]
+    assert "since" not in elastic.output.partition("group 2:")[2], "no warning about a group that has ended"
 
 
 def test_processes_of_a_removed_host_leave_at_the_next_commit(elastic):
-    elastic.name("hosta:1", "hostb:2")
+    elastic.write_hosts("hosta:1", "hostb:2")
     elastic.start("-np", "3", "--min-np", "1")
     after = elastic.wait_for("of 3 hosta")
-    elastic.name("hosta:1")
-    began = time.monotonic()
+    elastic.write_hosts("hosta:1")
+    start_secs = time.monotonic()
     after = elastic.wait_for("step .* of 1 hosta", after=after)
-    assert time.monotonic() - began < 20
-    elastic.name("hosta:1", "hostc:1")
+    assert time.monotonic() - start_secs < 20
+    elastic.write_hosts("hosta:1", "hostc:1")
     elastic.wait_for("step .* of 2 hostc", after=after)
     assert elastic.end() == 0
-    assert "killed" not in elastic.said
+    assert "killed" not in elastic.output
 
 
 def test_a_host_that_does_not_answer_does_not_delay_the_first_group(elastic, ssh_hosts):
     (ssh_hosts.home("hostb") / ".bashrc").write_text("sleep 1000\n")
-    elastic.name("hosta:1", "hostb:1")
+    elastic.write_hosts("hosta:1", "hostb:1")
     elastic.start("-np", "1")
     elastic.wait_for("step .* of 1 hosta", timeout_secs=40)
-    began = time.monotonic()
+    start_secs = time.monotonic()
     assert elastic.end() == 0
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - start_secs < 20
 
 
 def test_a_list_of_hosts_that_flaps_ends_in_the_newest_one(elastic):
-    """Hosts come and go while processes start, wait and leave."""
-    elastic.name("hosta:1", "hostb:1")
+    """Hosts are added and removed while processes start, wait and leave."""
+    elastic.write_hosts("hosta:1", "hostb:1")
     elastic.start("-np", "1", "--max-np", "3")
     after = elastic.wait_for("of 2 hosta")
     pauses_secs = [0.5, 2.0, 6.0, 1.0, 4.0, 9.0, 0.2, 3.0, 7.0, 1.5]
     for i, pause_secs in enumerate(pauses_secs):
-        elastic.name("hosta:1", *(["hostb:1"] if i % 2 else []), *(["hostc:1"] if i % 3 else []))
+        elastic.write_hosts("hosta:1", *(["hostb:1"] if i % 2 else []), *(["hostc:1"] if i % 3 else []))
         time.sleep(pause_secs)
-        assert elastic.process.poll() is None, elastic.said[-6000:]
-    elastic.name("hosta:1", "hostc:1")
-    after = len(elastic.said)
+        assert elastic.process.poll() is None, elastic.output[-6000:]
+    elastic.write_hosts("hosta:1", "hostc:1")
+    after = len(elastic.output)
     after = elastic.wait_for("step .* of 2 hostc", after=after)
-    elastic.name("hosta:1")
+    elastic.write_hosts("hosta:1")
     after = elastic.wait_for("step .* of 1 hosta", after=after)
-    elastic.name("hosta:1", "hostb:1", "hostc:1")
+    elastic.write_hosts("hosta:1", "hostb:1", "hostc:1")
     elastic.wait_for("step .* of 3 hostb", after=after)
-    assert elastic.end() == 0, elastic.said[-6000:]
-    assert "killing it" not in elastic.said and "failures" not in elastic.said
+    assert elastic.end() == 0, elastic.output[-6000:]
+    assert "killing it" not in elastic.output and "failures" not in elastic.output

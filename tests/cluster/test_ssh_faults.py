@@ -1,5 +1,4 @@
-"""Jobs on hosts with a real sshd: names on loopback, restarts, cut cables, slow networks."""
-
+"""Jobs on hosts with a real sshd: names on loopback, restarts, lost connections, slow networks."""
 
 import os
 import re
@@ -40,7 +39,7 @@ def test_a_rank_0_whose_name_is_127_0_1_1_is_reached(ssh_hosts):
     assert sorted(result.stdout.splitlines()) == ["[0]<stdout>:2", "[1]<stdout>:2"]
 
 
-BEATING = """
+HEARTBEAT_PROGRAM = """
 import json, os, pathlib, sys, time
 task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 print("attempt", os.environ["CTL_ATTEMPT"], "on", os.uname().nodename, flush=True)
@@ -53,7 +52,7 @@ while not pathlib.Path(sys.argv[1]).exists():
 
 
 class Launch:
-    """A started `ctl launch` whose stderr goes to a file."""
+    """A started `ctl launch` with its stderr in a file."""
 
     def __init__(self, ssh_hosts, directory, *arguments):
         self.logs = directory / "logs"
@@ -73,11 +72,11 @@ class Launch:
         return path.read_text() if path.exists() else ""
 
     def wait_for(self, condition, timeout_secs=120):
-        def is_met():
+        def is_fulfilled():
             assert self.process.poll() is None, self.err
             return condition()
 
-        wait_for(is_met, timeout_secs)
+        wait_for(is_fulfilled, timeout_secs)
 
     def stop(self):
         if self.process.poll() is None:
@@ -90,7 +89,7 @@ class Launch:
 
 @pytest.fixture
 def launch(ssh_hosts, tmp_path):
-    """launch(*arguments) -> a job, which is ended with the test."""
+    """A function `start(*arguments)` that returns a job. The job ends with the test."""
     jobs = []
 
     def start(*arguments):
@@ -116,20 +115,20 @@ def test_a_lost_host_that_returns_is_a_restart_from_the_checkpoint(launch, ssh_h
     assert "resuming at step" in job.log(0) and (run / "checkpoints" / "ckpt-60").is_dir()
 
 
-def test_a_cut_cable_is_noticed_and_attempts_are_told_apart(launch, ssh_hosts, tmp_path):
-    """The worker behind the cut still writes heartbeats into the shared directory."""
+def test_a_lost_connection_is_detected_and_attempts_are_distinguished(launch, ssh_hosts, tmp_path):
+    """The disconnected worker still writes heartbeats into the shared directory."""
     end = tmp_path / "end"
     options = ["-H", "hosta,hostb", "--max_restarts=20", "--grace_secs=2"]
-    job = launch(*options, "--", "python", "-c", BEATING, end)
+    job = launch(*options, "--", "python", "-c", HEARTBEAT_PROGRAM, end)
     job.wait_for(lambda: "attempt 1 on hostb" in job.log(1))
     job.wait_for(lambda: any((job.logs / "heartbeat").glob("job_1*")))
     time.sleep(2)  # the launcher reads twice a second
-    ssh_hosts.cut("hostb")
-    began = time.monotonic()
+    ssh_hosts.disconnect("hostb")
+    start_secs = time.monotonic()
     job.wait_for(lambda: "lost its machine hostb: Timeout, server hostb not responding" in job.err)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - start_secs < 60
     job.wait_for(lambda: job.err.count("because host hostb cannot be reached") >= 4)
-    ssh_hosts.mend("hostb")
+    ssh_hosts.reconnect("hostb")
     job.wait_for(lambda: "attempt" in job.log(1))
     end.touch()
     assert job.process.wait(60) == 0, job.err
@@ -153,8 +152,8 @@ def test_a_model_dir_that_is_not_shared_is_refused_when_the_chief_moves(ssh_host
     command = [*MNIST, "--model_dir=/run/mnist", "--save_every_steps=5"]
 
     def run(hosts, steps):
-        words = [*options, hosts, "--", *command, f"--train_steps={steps}"]
-        return ssh_hosts.run("ctl", "launch", *words, env=environ(), cwd=ROOT, timeout_secs=240)
+        arguments = [*options, hosts, "--", *command, f"--train_steps={steps}"]
+        return ssh_hosts.run("ctl", "launch", *arguments, env=environ(), cwd=ROOT, timeout_secs=240)
 
     result = run("hosta,hostb", 5)
     assert result.returncode == 0, result.stderr
@@ -164,7 +163,7 @@ def test_a_model_dir_that_is_not_shared_is_refused_when_the_chief_moves(ssh_host
     assert "worker 1 at step 5" in result.stdout
 
 
-LINEAR = """
+LINEAR_PROGRAM = """
 import ctl
 import keras
 import numpy as np
@@ -193,7 +192,7 @@ ctl.run(Linear)
 def test_the_logged_cost_of_communication_is_that_of_a_step(ssh_hosts, tmp_path):
     """With a round trip of 100 ms."""
     program = tmp_path / "linear.py"
-    program.write_text(LINEAR)
+    program.write_text(LINEAR_PROGRAM)
     ssh_hosts.delay("hostb", 0.05)
     result = ssh_hosts.run(
         "ctl", "launch", f"--log_dir={tmp_path}/logs", "-H", "hosta,hostb", "--",
@@ -203,5 +202,5 @@ def test_the_logged_cost_of_communication_is_that_of_a_step(ssh_hosts, tmp_path)
     assert result.returncode == 0, result.stderr
     logged = re.search(r"communication: tcp (\S+) ms, ring (\S+) ms per step -> tcp", result.stdout)
     assert logged, result.stdout
-    real = 1000 / float(re.findall(r"([0-9.]+) steps/s", result.stdout)[-1])
-    assert float(logged[1]) == pytest.approx(real, rel=0.3)
+    measured_ms = 1000 / float(re.findall(r"([0-9.]+) steps/s", result.stdout)[-1])
+    assert float(logged[1]) == pytest.approx(measured_ms, rel=0.3)

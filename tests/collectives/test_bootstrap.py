@@ -1,4 +1,4 @@
-"""Ranks that find each other: who is let in, and what does not hold a rank up; in threads here."""
+"""Connections between ranks: accepted and refused claims, and silent peers. The ranks are threads."""
 
 import contextlib
 import itertools
@@ -19,8 +19,8 @@ SECRET = b"known to this job only"
 CLAIM = {"role": "peer", "rank": 2, "protocol": bootstrap._PROTOCOL, "size": 3, "generation": 0}
 
 
-def called(addresses, rank, claim):
-    """Rank `rank` lets the claim in, once it listens; raises its RefusedError."""
+def connect_to(addresses, rank, claim):
+    """Returns a connection to rank `rank`, after retries until it listens. Raises if it refuses."""
     host, _, port = addresses[rank].rpartition(":")
     until_secs = time.monotonic() + TIMEOUT_SECS
     while True:
@@ -34,33 +34,35 @@ def called(addresses, rank, claim):
 
 
 @contextlib.contextmanager
-def waiting(rank, size=3, **settings):
-    """A rank that waits for the others until the block ends; its addresses."""
+def waiting_rank(rank, size=3, **settings):
+    """Starts a rank that waits for the other ranks until the block ends. Yields the addresses."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(size)]
-    over = threading.Event()
-    place = ranks.build_ranks(addresses, rank)
+    stop = threading.Event()
+    rank_info = ranks.build_ranks(addresses, rank)
     settings = Settings(secret=SECRET, **{"start_timeout": TIMEOUT_SECS} | settings)
     with ThreadPoolExecutor() as pool:
-        met = pool.submit(bootstrap.connect_ranks, place, settings, lambda: "over" if over.is_set() else "")
+        connected = pool.submit(
+            bootstrap.connect_ranks, rank_info, settings, lambda: "stopped" if stop.is_set() else ""
+        )
         try:
             yield addresses
         finally:
-            over.set()
-            with pytest.raises(HorovodInternalError, match="over"):
-                met.result(TIMEOUT_SECS)
+            stop.set()
+            with pytest.raises(HorovodInternalError, match="stopped"):
+                connected.result(TIMEOUT_SECS)
 
 
-def test_only_higher_ranks_of_the_same_group_are_let_in():
-    with waiting(1) as addresses:
-        called(addresses, 1, CLAIM).close()
+def test_only_higher_ranks_of_the_same_group_are_accepted():
+    with waiting_rank(1) as addresses:
+        connect_to(addresses, 1, CLAIM).close()
         for rank in (-1, 0, 1, 3, 10**30, True, 2.0, 1.5, "2", None, [2]):
             with pytest.raises(ChannelRefusedError, match="expected a rank from 2 to 2"):
-                called(addresses, 1, CLAIM | {"rank": rank})
+                connect_to(addresses, 1, CLAIM | {"rank": rank})
         for role in ("x", "", None, 5):
             with pytest.raises(ChannelRefusedError, match="expected a rank from 2 to 2"):
-                called(addresses, 1, CLAIM | {"role": role})
+                connect_to(addresses, 1, CLAIM | {"role": role})
         with pytest.raises(ChannelRefusedError, match="is rank 1, not rank 0"):
-            called(addresses, 1, CLAIM | {"role": "control"})
+            connect_to(addresses, 1, CLAIM | {"role": "control"})
 
 
 @pytest.mark.parametrize("hosts", [["127.0.0.1"] * 2, ["127.0.0.1", "127.0.0.1", "127.0.0.2"]])
@@ -85,35 +87,41 @@ def test_one_connection_joins_each_pair_of_ranks(hosts):
         connection.close()
 
 
-@pytest.mark.parametrize(("what", "again"), [("protocol", False), ("size", False), ("generation", True)])
-def test_a_rank_of_another_version_number_or_group_is_refused_by_name(what, again):
-    with waiting(0) as addresses:
+@pytest.mark.parametrize(
+    ("field", "can_retry"), [("protocol", False), ("size", False), ("generation", True)]
+)
+def test_a_rank_of_another_version_number_or_group_is_refused_by_name(field, can_retry):
+    with waiting_rank(0) as addresses:
         for role in ("peer", "control"):
-            with pytest.raises(ChannelRefusedError, match=f"its {what} is 7") as caught:
-                called(addresses, 0, CLAIM | {"role": role, what: 7})
-            assert caught.value.can_retry is again
+            with pytest.raises(ChannelRefusedError, match=f"its {field} is 7") as caught:
+                connect_to(addresses, 0, CLAIM | {"role": role, field: 7})
+            assert caught.value.can_retry is can_retry
 
 
 def test_a_rank_is_not_taken_for_another_one():
-    """Whose address leads to rank 0 is not rank 1, though both know the secret."""
-    with waiting(0) as addresses:
-        called(addresses, 0, CLAIM).close()  # it listens
-        wrong = ranks.build_ranks([addresses[0], addresses[0], addresses[2]], 2)
+    """The process at the address of rank 1 is rank 0, and both have the secret."""
+    with waiting_rank(0) as addresses:
+        connect_to(addresses, 0, CLAIM).close()  # waits until it listens
+        wrong_ranks = ranks.build_ranks([addresses[0], addresses[0], addresses[2]], 2)
         with pytest.raises(HorovodInternalError, match="waits for rank 1"):
-            bootstrap.connect_ranks(wrong, Settings(secret=SECRET, start_timeout=3.0))
+            bootstrap.connect_ranks(wrong_ranks, Settings(secret=SECRET, start_timeout=3.0))
 
 
-def test_a_silent_listener_does_not_hold_a_rank_up(monkeypatch):
+def test_a_silent_listener_does_not_block_a_rank(monkeypatch):
     monkeypatch.setattr(rendezvous, "PROOF_SECS", 0.3)
-    with waiting(1) as addresses:
-        silent = socket.create_server(("127.0.0.1", int(addresses[0].rpartition(":")[2])))
-        silent.settimeout(TIMEOUT_SECS / 4)
-        with silent, contextlib.ExitStack() as held:
+    with waiting_rank(1) as addresses:
+        silent_server = socket.create_server(("127.0.0.1", int(addresses[0].rpartition(":")[2])))
+        silent_server.settimeout(TIMEOUT_SECS / 4)
+        with silent_server, contextlib.ExitStack() as accepted:
             for _ in range(3):  # the same rank tries again
-                held.enter_context(silent.accept()[0])
+                accepted.enter_context(silent_server.accept()[0])
 
 
-def test_a_rank_that_calls_once_more_takes_the_place_of_its_first_call():
-    with waiting(0) as addresses, called(addresses, 0, CLAIM) as first, called(addresses, 0, CLAIM):
+def test_a_second_connection_of_a_rank_replaces_the_first():
+    with (
+        waiting_rank(0) as addresses,
+        connect_to(addresses, 0, CLAIM) as first,
+        connect_to(addresses, 0, CLAIM),
+    ):
         first.settimeout(TIMEOUT_SECS)
         assert first.recv(1) == b""

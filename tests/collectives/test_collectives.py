@@ -1,4 +1,4 @@
-"""Collectives between real processes, each with numbers that NumPy says too."""
+"""Collectives between processes, compared with NumPy."""
 
 import re
 
@@ -9,18 +9,18 @@ CASES = re.findall(r"^def case_(\w+)", (PROGRAMS / "collectives.py").read_text()
 
 
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
-def said(request):
+def results_by_rank(request):
     return results(PROGRAMS / "collectives.py", request.param)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_collective_gives_the_numbers_of_numpy_on_every_rank(said, case):
-    for rank, of_rank in enumerate(said):
-        assert of_rank[case] == "ok", f"rank {rank}:\n{of_rank[case]}"
+def test_a_collective_gives_the_numbers_of_numpy_on_every_rank(results_by_rank, case):
+    for rank, case_results in enumerate(results_by_rank):
+        assert case_results[case] == "ok", f"rank {rank}:\n{case_results[case]}"
 
 
-def test_one_rank_alone_needs_nobody():
-    (said,) = results(
+def test_one_rank_alone_needs_no_peer():
+    (result,) = results(
         "import tensorflow as tf, ctl.hvd as hvd, json\n"
         "hvd.init()\n"
         "x = tf.constant([3.0, 1.0])\n"
@@ -30,7 +30,7 @@ def test_one_rank_alone_needs_nobody():
         "print(json.dumps({'same': all((f.numpy() == x.numpy()).all() for f in found)}))\n",
         1,
     )
-    assert said["same"]
+    assert result["same"]
 
 
 LARGE_SUM = """

@@ -1,4 +1,4 @@
-"""The parts of the runtime by themselves: numbers, messages, requests, places, objects."""
+"""Components of the collectives runtime: arithmetic, messages, requests, ranks and packed objects."""
 
 import json
 import socket
@@ -30,89 +30,89 @@ HALVES = [np.float16, ml_dtypes.bfloat16]
 @pytest.mark.parametrize("dtype", HALVES)
 @given(values=st.lists(st.floats(width=32), min_size=1, max_size=50))
 def test_narrowing_rounds_as_the_type_s_own_cast(dtype, values):
-    wide = np.array(values, np.float32)
+    float32_values = np.array(values, np.float32)
     with np.errstate(all="ignore"):
-        want = wide.astype(dtype)
-    got = arithmetic.from_float32(wide, np.dtype(dtype))
-    numbers = ~np.isnan(wide)
-    assert (got.view(np.uint16)[numbers] == want.view(np.uint16)[numbers]).all()
-    assert np.isnan(got[~numbers].astype(np.float32)).all()
+        expected = float32_values.astype(dtype)
+    actual = arithmetic.from_float32(float32_values, np.dtype(dtype))
+    is_number = ~np.isnan(float32_values)
+    assert (actual.view(np.uint16)[is_number] == expected.view(np.uint16)[is_number]).all()
+    assert np.isnan(actual[~is_number].astype(np.float32)).all()
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("op", [arithmetic.SUM, arithmetic.MIN, arithmetic.MAX, arithmetic.PRODUCT])
-def test_many_and_few_sixteen_bit_floats_are_reduced_alike(dtype, op):
-    one, other = np.random.default_rng(0).normal(size=(2, 10_000)).astype(dtype)
-    many, few = np.empty_like(one), np.empty_like(one)
-    arithmetic.reduce_to(many, op, one, other)
+def test_large_and_small_arrays_of_16_bit_floats_are_reduced_equally(dtype, op):
+    first, second = np.random.default_rng(0).normal(size=(2, 10_000)).astype(dtype)
+    at_once, by_parts = np.empty_like(first), np.empty_like(first)
+    arithmetic.reduce_to(at_once, op, first, second)
     for start in range(0, 10_000, 1000):
         part = slice(start, start + 1000)
-        arithmetic.reduce_to(few[part], op, one[part], other[part])
-    assert (many.view(np.uint16) == few.view(np.uint16)).all()
+        arithmetic.reduce_to(by_parts[part], op, first[part], second[part])
+    assert (at_once.view(np.uint16) == by_parts.view(np.uint16)).all()
     for call in (lambda a: arithmetic.scale_array(a, 1 / 3), lambda a: arithmetic.average_array(a, 3)):
-        parts = [call(one[start : start + 1000]) for start in range(0, 10_000, 1000)]
-        assert (call(one).view(np.uint16) == np.concatenate(parts).view(np.uint16)).all()
+        parts = [call(first[start : start + 1000]) for start in range(0, 10_000, 1000)]
+        assert (call(first).view(np.uint16) == np.concatenate(parts).view(np.uint16)).all()
 
 
 def test_whole_numbers_are_averaged_and_scaled_towards_zero():
-    whole = np.array([7, -7, 1, -1])
-    assert arithmetic.average_array(whole, 2).tolist() == [3, -3, 0, 0]
-    assert arithmetic.scale_array(whole, 0.5).tolist() == [3, -3, 0, 0]
+    integers = np.array([7, -7, 1, -1])
+    assert arithmetic.average_array(integers, 2).tolist() == [3, -3, 0, 0]
+    assert arithmetic.scale_array(integers, 0.5).tolist() == [3, -3, 0, 0]
     assert arithmetic.average_array(np.array([49]), 49).tolist() == [1]
     big = np.array([2**62 + 2], np.int64)
     assert arithmetic.average_array(big, 2).tolist() == [2**61 + 1]
 
 
 @pytest.mark.parametrize(("rows", "count"), [(0, 3), (2, 3), (7, 3), (9, 3)])
-def test_rows_are_dealt_as_equally_as_can_be(rows, count):
-    dealt = arithmetic.split_rows(rows, count)
-    assert sum(dealt) == rows and max(dealt) - min(dealt) <= 1 and dealt == sorted(dealt)[::-1]
+def test_rows_are_split_as_equally_as_possible(rows, count):
+    counts = arithmetic.split_rows(rows, count)
+    assert sum(counts) == rows and max(counts) - min(counts) <= 1 and counts == sorted(counts)[::-1]
 
 
 @given(st.lists(st.tuples(st.dictionaries(st.text(), st.integers()), st.binary(max_size=300)), max_size=5),
        st.integers(1, 40))  # fmt: skip
-def test_messages_come_out_as_they_went_in_however_they_are_cut(messages, step):
+def test_messages_are_received_unchanged_for_every_chunk_size(messages, step):
     data = b"".join(b"".join(pack_message(header, payload)) for header, payload in messages)
-    inbox, found = Inbox(), []
+    inbox, received = Inbox(), []
     for start in range(0, len(data), step):
         inbox._bytes += data[start : start + step]
-        found += inbox.messages()
-    assert found == messages
+        received += inbox.messages()
+    assert received == messages
 
 
-def test_the_end_of_a_connection_is_lost_and_so_is_rubbish():
-    ours, theirs = socket.socketpair()
-    Channel(theirs).send({"a": 1}, b"xy")
-    theirs.close()
+def test_a_closed_connection_and_invalid_bytes_raise_lost():
+    receiver, sender = socket.socketpair()
+    Channel(sender).send({"a": 1}, b"xy")
+    sender.close()
     inbox = Inbox()
-    inbox.read(ours)
+    inbox.read(receiver)
     assert list(inbox.messages()) == [({"a": 1}, b"xy")]
     with pytest.raises(Lost):
-        inbox.read(ours)
+        inbox.read(receiver)
     with pytest.raises(Lost):
-        Channel(ours).send({}, bytes(1 << 22))
+        Channel(receiver).send({}, bytes(1 << 22))
     inbox._bytes += b"\xff" * 12
     with pytest.raises(Lost, match="not a message"):
         list(inbox.messages())
-    ours.close()
+    receiver.close()
 
 
-def request(kind="allreduce", shape=(3,), dtype="float32", **more):
-    return Request(0, "x", kind, [dtype], [shape], **more)
+def request(operation="allreduce", shape=(3,), dtype="float32", **options):
+    return Request(0, "x", operation, [dtype], [shape], **options)
 
 
 def test_a_request_with_another_number_keeps_key_and_sizes():
     first = Request(3, "x", "allreduce", ["float32", "int8"], [(2, 5), ()])
     assert first.size == 41 and first.key
-    again = first.with_id(7)
-    assert (again.id, first.id) == (7, 3)
-    assert again.key is first.key and again.sizes is first.sizes
-    assert again.header() == {**first.header(), "id": 7}
+    renumbered = first.with_id(7)
+    assert (renumbered.id, first.id) == (7, 3)
+    assert renumbered.key is first.key and renumbered.sizes is first.sizes
+    assert renumbered.header() == {**first.header(), "id": 7}
 
 
 def test_equal_requests_have_no_fault():
-    for kind in ("allreduce", "allgather", "broadcast", "reducescatter"):
-        assert requests.find_error([0, 1], {0: request(kind), 1: request(kind)}) is None
+    for operation in ("allreduce", "allgather", "broadcast", "reducescatter"):
+        assert requests.find_error([0, 1], {0: request(operation), 1: request(operation)}) is None
     assert (
         requests.find_error([0, 1], {0: request("allgather", (2, 5)), 1: request("allgather", (0, 5))})
         is None
@@ -122,7 +122,7 @@ def test_equal_requests_have_no_fault():
 
 
 @pytest.mark.parametrize(
-    ("other", "part"),
+    ("different_request", "expected_text"),
     [
         (request(shape=(4,)), "ranks 0, 2: [3]; rank 1: [4]"),
         (request(dtype="int32"), "ranks 0, 2: float32; rank 1: int32"),
@@ -131,42 +131,42 @@ def test_equal_requests_have_no_fault():
         (request("allgather"), "allgather"),
     ],
 )
-def test_a_difference_names_the_ranks_and_what_they_have(other, part):
-    code, text = requests.find_error([0, 1, 2], {0: request(), 2: request(), 1: other})
-    assert code == requests.FAILED_PRECONDITION and part in text
+def test_a_difference_names_the_ranks_and_what_they_have(different_request, expected_text):
+    code, text = requests.find_error([0, 1, 2], {0: request(), 2: request(), 1: different_request})
+    assert code == requests.FAILED_PRECONDITION and expected_text in text
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("ab")), max_size=40))
-def test_requests_of_a_name_are_paired_in_their_order(asked):
-    table, counts, done = Table(3), {}, []
-    for rank, name in asked:
+def test_requests_of_a_name_are_paired_in_their_order(requests_of_ranks):
+    table, counts, completed = Table(3), {}, []
+    for rank, name in requests_of_ranks:
         number = counts[rank, name] = counts.get((rank, name), -1) + 1
-        found = table.put(rank, Request(number, name, "barrier"), b"")
-        if found:
-            done.append((name, {r.id for r in found.requests.values()}))
+        round_of_requests = table.put(rank, Request(number, name, "barrier"), b"")
+        if round_of_requests:
+            completed.append((name, {r.id for r in round_of_requests.requests.values()}))
     for name in "ab":
         least = min(counts.get((rank, name), -1) for rank in range(3)) + 1
-        assert [ids for n, ids in done if n == name] == [{i} for i in range(least)]
+        assert [ids for n, ids in completed if n == name] == [{i} for i in range(least)]
 
 
-def test_ranks_that_wait_for_each_other_are_at_odds():
+def test_ranks_that_wait_for_each_other_are_a_deadlock():
     table = Table(3)
     table.put(0, Request(0, "a", "barrier"), b"")
     table.put(1, Request(0, "b", "barrier"), b"")
-    assert list(table.find_deadlocks()) == []  # rank 2 may come to either
+    assert list(table.find_deadlocks()) == []  # rank 2 may still submit either
     table.put(2, Request(0, "b", "barrier"), b"")
-    ((one, other),) = table.find_deadlocks()
-    assert table.find_missing_ranks(one) == [1, 2] and table.find_missing_ranks(other) == [0]
+    ((first, second),) = table.find_deadlocks()
+    assert table.find_missing_ranks(first) == [1, 2] and table.find_missing_ranks(second) == [0]
 
 
-def kinds(thing):
-    """The types in it, as a text; of a set in no order."""
-    if isinstance(thing, dict):
-        return f"dict {[(kinds(k), kinds(v)) for k, v in thing.items()]}"
-    if isinstance(thing, (list, tuple, set)):
-        inner = [kinds(part) for part in thing]
-        return f"{type(thing).__name__} {sorted(inner) if isinstance(thing, set) else inner}"
-    return type(thing).__name__
+def nested_types(value):
+    """Returns the types in a value as a text. The types in a set are sorted."""
+    if isinstance(value, dict):
+        return f"dict {[(nested_types(k), nested_types(v)) for k, v in value.items()]}"
+    if isinstance(value, (list, tuple, set)):
+        inner = [nested_types(part) for part in value]
+        return f"{type(value).__name__} {sorted(inner) if isinstance(value, set) else inner}"
+    return type(value).__name__
 
 
 SIMPLE = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(),
@@ -182,52 +182,61 @@ SIMPLE = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=
         max_leaves=20,
     )
 )
-def test_objects_come_back_with_their_types(thing):
-    back = packing.deserialize_object(packing.serialize_object(thing))
-    assert back == thing and kinds(back) == kinds(thing)
+def test_objects_are_restored_with_their_types(value):
+    restored = packing.deserialize_object(packing.serialize_object(value))
+    assert restored == value and nested_types(restored) == nested_types(value)
 
 
 @pytest.mark.parametrize(
-    "thing", [OrderedDict(b=1, a=(2,)), Namespace(lr=0.1, layers=[1, 2]), range(3, 9, 2)], ids=repr
+    "value", [OrderedDict(b=1, a=(2,)), Namespace(lr=0.1, layers=[1, 2]), range(3, 9, 2)], ids=repr
 )
-def test_what_scripts_keep_settings_in_travels(thing):
-    back = packing.deserialize_object(packing.serialize_object({"x": thing}))["x"]
-    assert back == thing and type(back) is type(thing)
+def test_typical_containers_of_settings_are_packed(value):
+    restored = packing.deserialize_object(packing.serialize_object({"x": value}))["x"]
+    assert restored == value and type(restored) is type(value)
 
 
 @pytest.mark.parametrize(
     "array", [np.float32(1.5), np.arange(6).reshape(2, 3), np.array([]), np.array(["a", "bc"]),
               np.ones(3, ml_dtypes.bfloat16), np.array([True])], ids=lambda a: str(a.dtype)
 )  # fmt: skip
-def test_arrays_come_back_with_their_types(array):
-    back = packing.deserialize_object(packing.serialize_object({"x": [array]}))["x"][0]
-    assert type(back) is type(array) and back.dtype == array.dtype and back.shape == array.shape
-    assert (back == array).all()
+def test_arrays_are_restored_with_their_types(array):
+    restored = packing.deserialize_object(packing.serialize_object({"x": [array]}))["x"][0]
+    assert type(restored) is type(array) and restored.dtype == array.dtype and restored.shape == array.shape
+    assert (restored == array).all()
 
 
-class Mine:
+class CustomClass:
     pass
 
 
-@pytest.mark.parametrize("thing", [Mine(), Mine, len, np.array([None]), {"a": [1, Mine()]}])
-def test_what_cannot_be_packed_says_so_and_is_not_pickled(thing):
+@pytest.mark.parametrize(
+    "value", [CustomClass(), CustomClass, len, np.array([None]), {"a": [1, CustomClass()]}]
+)
+def test_an_object_that_cannot_be_packed_is_refused_and_not_pickled(value):
     with pytest.raises(UsageError, match="allow_pickle=True"):
-        packing.serialize_object(thing)
+        packing.serialize_object(value)
 
 
-def config(addresses, index, kind="worker"):
-    cluster = {kind: addresses} if kind != "chief" else {"chief": addresses[:1], "worker": addresses[1:]}
-    task = {"type": kind if index == 0 else "worker", "index": index - (kind == "chief" and index > 0)}
+def config(addresses, index, task_type="worker"):
+    cluster = (
+        {task_type: addresses}
+        if task_type != "chief"
+        else {"chief": addresses[:1], "worker": addresses[1:]}
+    )
+    task = {
+        "type": task_type if index == 0 else "worker",
+        "index": index - (task_type == "chief" and index > 0),
+    }
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
-def test_places_on_two_hosts():
+def test_ranks_on_two_hosts():
     hosts = ["a:1", "a:2", "b:1", "a:3", "b:2"]
-    found = [rank_variables.read_ranks(config(hosts, i)) for i in range(5)]
-    assert [(p.rank, p.size) for p in found] == [(i, 5) for i in range(5)]
-    assert [(p.local_rank, p.local_size) for p in found] == [(0, 3), (1, 3), (0, 2), (2, 3), (1, 2)]
-    assert [(p.cross_rank, p.cross_size) for p in found] == [(0, 2), (0, 2), (1, 2), (0, 1), (1, 2)]
-    assert not found[0].is_homogeneous
+    processes = [rank_variables.read_ranks(config(hosts, i)) for i in range(5)]
+    assert [(p.rank, p.size) for p in processes] == [(i, 5) for i in range(5)]
+    assert [(p.local_rank, p.local_size) for p in processes] == [(0, 3), (1, 3), (0, 2), (2, 3), (1, 2)]
+    assert [(p.cross_rank, p.cross_size) for p in processes] == [(0, 2), (0, 2), (1, 2), (0, 1), (1, 2)]
+    assert not processes[0].is_homogeneous
     assert rank_variables.read_ranks(config(["a:1", "b:1"], 1)).is_homogeneous
 
 
@@ -235,8 +244,8 @@ def test_the_chief_is_rank_0_and_one_process_needs_nothing():
     hosts = ["a:1", "b:1", "c:1"]
     assert [rank_variables.read_ranks(config(hosts, i, "chief")).rank for i in range(3)] == [0, 1, 2]
     assert rank_variables.read_ranks({}) == Ranks()
-    said = rank_variables.read_ranks({**config(["a:1", "a:2"], 1), "HOROVOD_LOCAL_RANK": "5"})
-    assert said.local_rank == 5 and said.rank == 1
+    ranks = rank_variables.read_ranks({**config(["a:1", "a:2"], 1), "HOROVOD_LOCAL_RANK": "5"})
+    assert ranks.local_rank == 5 and ranks.rank == 1
 
 
 @pytest.mark.parametrize(
@@ -247,7 +256,7 @@ def test_the_chief_is_rank_0_and_one_process_needs_nothing():
         ({"TF_CONFIG": config(["a:1", "b:1"], 0, "ps")["TF_CONFIG"]}, "equal ranks"),
     ],
 )
-def test_places_that_cannot_be(extra, match):
+def test_invalid_variables_of_ranks_are_refused(extra, match):
     with pytest.raises(UsageError, match=match):
         rank_variables.read_ranks(extra)
 
@@ -261,16 +270,16 @@ def test_settings_are_numbers():
 
 
 def test_a_timeline_is_a_chrome_trace(tmp_path):
-    line, path = Timeline(), tmp_path / "trace.json"
-    line.record_request("lost", "allreduce", 0)
-    line.start(str(path), mark_cycles=True)
-    line.record_request("x", "allreduce", 0)
-    line.record_cycle()
-    line.record_request("x", "allreduce", 1)
-    line.record_agreement("x")
-    line.record_execution("x", "allreduce", line._started)
-    line.stop()
-    line.record_request("late", "allreduce", 0)
+    timeline, path = Timeline(), tmp_path / "trace.json"
+    timeline.record_request("lost", "allreduce", 0)
+    timeline.start(str(path), mark_cycles=True)
+    timeline.record_request("x", "allreduce", 0)
+    timeline.record_cycle()
+    timeline.record_request("x", "allreduce", 1)
+    timeline.record_agreement("x")
+    timeline.record_execution("x", "allreduce", timeline._started)
+    timeline.stop()
+    timeline.record_request("late", "allreduce", 0)
     events = [event for event in json.loads(path.read_text()) if event]
     names = [event["name"] for event in events]
     assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START", "process_name"} <= set(names)
@@ -278,36 +287,36 @@ def test_a_timeline_is_a_chrome_trace(tmp_path):
     assert sum(e["ph"] == "B" for e in events) == sum(e["ph"] == "E" for e in events) == 1
 
 
-def test_bfloat16_that_is_not_finite_stays_so_in_a_sum():
+def test_bfloat16_values_that_are_not_finite_remain_so_in_a_sum():
     bits = np.arange(2**16, dtype=np.uint16)
-    one = bits.view(ml_dtypes.bfloat16)
-    other = np.roll(bits, 12345).view(ml_dtypes.bfloat16)
-    total = np.empty_like(one)
-    arithmetic.reduce_to(total, arithmetic.SUM, one, other)
+    first = bits.view(ml_dtypes.bfloat16)
+    second = np.roll(bits, 12345).view(ml_dtypes.bfloat16)
+    total = np.empty_like(first)
+    arithmetic.reduce_to(total, arithmetic.SUM, first, second)
     with np.errstate(all="ignore"):
-        want = (one.astype(np.float32) + other.astype(np.float32)).astype(ml_dtypes.bfloat16)
-    numbers = ~np.isnan(want.astype(np.float32))
-    assert (total.view(np.uint16)[numbers] == want.view(np.uint16)[numbers]).all()
-    assert np.isnan(total[~numbers].astype(np.float32)).all() and not numbers.all()
+        expected = (first.astype(np.float32) + second.astype(np.float32)).astype(ml_dtypes.bfloat16)
+    is_number = ~np.isnan(expected.astype(np.float32))
+    assert (total.view(np.uint16)[is_number] == expected.view(np.uint16)[is_number]).all()
+    assert np.isnan(total[~is_number].astype(np.float32)).all() and not is_number.all()
 
 
-def test_means_are_made_in_place_where_the_memory_is_ours():
+def test_means_are_computed_in_place_in_writable_memory():
     total = np.array([2.0, 4.0], np.float32)
     assert arithmetic.finish_reduction(total, arithmetic.AVERAGE, 2, 3.0) is total
     assert total.tolist() == [3.0, 6.0]
-    kept = np.frombuffer(np.array([2.0, 4.0], np.float32).tobytes(), np.float32)  # read-only
-    assert arithmetic.finish_reduction(kept, arithmetic.AVERAGE, 2, 3.0).tolist() == [3.0, 6.0]
-    assert arithmetic.finish_reduction(kept, arithmetic.SUM, 2, 3.0).tolist() == [6.0, 12.0]
-    assert kept.tolist() == [2.0, 4.0]
+    constant = np.frombuffer(np.array([2.0, 4.0], np.float32).tobytes(), np.float32)  # read-only
+    assert arithmetic.finish_reduction(constant, arithmetic.AVERAGE, 2, 3.0).tolist() == [3.0, 6.0]
+    assert arithmetic.finish_reduction(constant, arithmetic.SUM, 2, 3.0).tolist() == [6.0, 12.0]
+    assert constant.tolist() == [2.0, 4.0]
 
 
-def test_small_requests_wait_for_each_other_and_are_said_in_full_once():
-    ours, theirs = socket.socketpair()
-    outgoing, inbox = Outgoing(Channel(ours)), Inbox()
+def test_small_requests_are_batched_and_sent_in_full_once():
+    sender, receiver = socket.socketpair()
+    outgoing, inbox = Outgoing(Channel(sender)), Inbox()
 
-    def came():
-        theirs.setblocking(False)
-        inbox.read(theirs)
+    def received_messages():
+        receiver.setblocking(False)
+        inbox.read(receiver)
         return list(inbox.messages())
 
     def request(number, name):
@@ -315,37 +324,37 @@ def test_small_requests_wait_for_each_other_and_are_said_in_full_once():
 
     data = [np.full(2, i, np.float32).view(np.uint8) for i in range(4)]
     outgoing.put(request(0, "a"), [data[0]], is_delayed=False)
-    ((header, payload),) = came()
+    ((header, payload),) = received_messages()
     assert (header["type"], header["name"], payload) == ("template", "a", data[0].tobytes())
     outgoing.put(request(1, "a"), [data[1]], is_delayed=True)
     outgoing.put(request(2, "b"), [data[2]], is_delayed=True)
-    assert outgoing.has_queued and came() == []
+    assert outgoing.has_queued and received_messages() == []
     outgoing.flush()
     outgoing.flush()
-    ((header, payload),) = came()
-    assert [one["type"] for one in header["of"]] == ["again", "template"]
-    assert header["of"][0]["as"] == 0 and [one["size"] for one in header["of"]] == [8, 8]
+    ((header, payload),) = received_messages()
+    assert [part["type"] for part in header["of"]] == ["again", "template"]
+    assert header["of"][0]["as"] == 0 and [part["size"] for part in header["of"]] == [8, 8]
     assert payload == data[1].tobytes() + data[2].tobytes()
     outgoing.put(request(3, "b"), [data[3]], is_delayed=True)
-    outgoing.put(request(4, "a"), [], is_delayed=False)  # what waits goes first
-    assert [one["id"] for one in came()[0][0]["of"]] == [3, 4]
+    outgoing.put(request(4, "a"), [], is_delayed=False)  # the delayed request is sent first
+    assert [part["id"] for part in received_messages()[0][0]["of"]] == [3, 4]
     outgoing.close()
 
 
-@pytest.mark.parametrize("word", ["shm", "TCP"])
-def test_an_unknown_data_plane_is_refused(word):
+@pytest.mark.parametrize("plane", ["shm", "TCP"])
+def test_an_unknown_data_plane_is_refused(plane):
     with pytest.raises(UsageError, match="expected one of auto, tcp"):
-        settings.read_settings({"CTL_COLLECTIVES": word})
+        settings.read_settings({"CTL_COLLECTIVES": plane})
     assert not settings.read_settings({"CTL_COLLECTIVES": "tcp"}).shares_memory
     assert settings.read_settings({"HOROVOD_CYCLE_TIME": "2.5"}).cycle == 0.0025
 
 
 def test_a_rank_is_lost_for_its_own_silence_not_for_that_of_a_stopped_machine():
     pairs = {rank: socket.socketpair() for rank in range(2)}
-    found = settings.Settings(heartbeat_timeout=30.0)
-    coordinator = Coordinator({r: ours for r, (ours, _) in pairs.items()}, found, Timeline())
+    chosen = settings.Settings(heartbeat_timeout=30.0)
+    coordinator = Coordinator({r: ours for r, (ours, _) in pairs.items()}, chosen, Timeline())
 
-    def earlier(secs, *, all_stopped):
+    def departed_after(secs, *, all_stopped):
         coordinator._last_heartbeat_at -= secs
         for rank in (0, 1) if all_stopped else (1,):
             coordinator._last_received_at[rank] -= secs
@@ -354,30 +363,32 @@ def test_a_rank_is_lost_for_its_own_silence_not_for_that_of_a_stopped_machine():
         coordinator._check_heartbeats()
         return coordinator._negotiation.departed
 
-    assert earlier(3600.0, all_stopped=True) == {}
-    assert earlier(10.0, all_stopped=False) == {}
-    gone = earlier(31.0, all_stopped=False)
-    assert list(gone) == [1] and "silent for" in gone[1]
+    assert departed_after(3600.0, all_stopped=True) == {}
+    assert departed_after(10.0, all_stopped=False) == {}
+    departed = departed_after(31.0, all_stopped=False)
+    assert list(departed) == [1] and "silent for" in departed[1]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "want"), [("float32", [2.0, 2.5]), ("int32", [4, 5]), ("float16", [4.0, 5.0])]
+    ("dtype", "expected"), [("float32", [2.0, 2.5]), ("int32", [4, 5]), ("float16", [4.0, 5.0])]
 )
-def test_a_mean_that_comes_with_the_requests_is_divided_as_one_from_rank_to_rank(dtype, want):
-    """Parts of one request may go either way."""
+def test_a_mean_of_inline_requests_is_divided_like_a_mean_of_a_ring(dtype, expected):
+    """Parts of one request may use either path."""
     numbers = [np.array([1, 2], dtype), np.array([3, 3], dtype)]
-    asked = {
+    requests_by_rank = {
         rank: Request(0, "x", "allreduce", [dtype], [(2,)], op=arithmetic.AVERAGE, is_inline=True)
         for rank in range(2)
     }
-    found = inline.execute_inline([0, 1], asked, {rank: n.tobytes() for rank, n in enumerate(numbers)})
-    for buffers in found.values():
-        assert np.frombuffer(buffers[0], dtype).tolist() == want
+    results = inline.execute_inline(
+        [0, 1], requests_by_rank, {rank: n.tobytes() for rank, n in enumerate(numbers)}
+    )
+    for buffers in results.values():
+        assert np.frombuffer(buffers[0], dtype).tolist() == expected
 
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_rank_that_has_left_is_not_warned_of_missing_ones(leaves, monkeypatch, capsys):
-    """As after a rank on a host that was cut off: the coordinator of the old group waits for it."""
+    """After a network failure the coordinator of the old group still waits for the lost rank."""
     chosen = settings.read_settings({"HOROVOD_STALL_CHECK_TIME_SECONDS": "20"})
     negotiation = Negotiation(2, chosen, Timeline())
     negotiation.add_request(0, Request(0, "x", "barrier"), b"")

@@ -1,4 +1,4 @@
-"""Errors of collectives, as other code re-creates them."""
+"""Copies of the errors of collectives, as other code creates them."""
 
 import copy
 import importlib
@@ -33,20 +33,20 @@ def test_errors_can_be_created_again_copied_and_pickled():
         error = error_class(None, None, "rank 1 is lost", tf.errors.UNKNOWN)
         created = error_class(error.node_def, error.op, "in a layer: " + error.message, error.error_code)
         assert str(created) == "in a layer: rank 1 is lost"
-        for other in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
-            assert type(other) is error_class and str(other) == str(error) == "rank 1 is lost"
+        for copied in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
+            assert type(copied) is error_class and str(copied) == str(error) == "rank 1 is lost"
 
 
-class Losing(keras.layers.Layer):
+class LosesRank(keras.layers.Layer):
     def call(self, inputs):
         raise LostRankError("rank 1 is lost")
 
 
-@pytest.mark.parametrize("use", ["call", "fit"])
-def test_a_lost_rank_in_a_keras_layer_is_an_error_that_elastic_training_catches(use):
-    model = keras.Sequential([keras.layers.Dense(1), Losing()])
+@pytest.mark.parametrize("entry_point", ["call", "fit"])
+def test_a_lost_rank_in_a_keras_layer_is_an_error_that_elastic_training_catches(entry_point):
+    model = keras.Sequential([keras.layers.Dense(1), LosesRank()])
     with pytest.raises(hvd.HorovodInternalError, match="rank 1 is lost") as caught:
-        if use == "call":
+        if entry_point == "call":
             model(tf.ones([2, 3]))
         model.compile("sgd", "mse", run_eagerly=True)
         model.fit(tf.ones([2, 3]), tf.ones([2, 1]), verbose=0)

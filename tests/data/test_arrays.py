@@ -7,19 +7,19 @@ import tensorflow as tf
 
 
 def batches(data, *, replicas=1, start=0, total=None, steps=None, seed=3):
-    """Global batches: what the replicas get, put together again."""
+    """Returns the global batches, joined from the parts of the replicas, and the parts."""
     dataset = data.replica_batches(
         seed=seed, start=start, total=total, replicas=range(replicas), num_replicas=replicas
     )
-    counted = data.has_counted_shares(start, total, replicas)
-    taken = dataset.take(steps * replicas if steps else -1).as_numpy_iterator()
-    parts = [b[0][: b[1]].tolist() if counted else b.tolist() for b in taken]
-    turns = [parts[i : i + replicas] for i in range(0, len(parts), replicas)]
-    return [sum(turn, []) for turn in turns], turns
+    has_real_rows = data.has_counted_shares(start, total, replicas)
+    elements = dataset.take(steps * replicas if steps else -1).as_numpy_iterator()
+    parts = [b[0][: b[1]].tolist() if has_real_rows else b.tolist() for b in elements]
+    parts_by_batch = [parts[i : i + replicas] for i in range(0, len(parts), replicas)]
+    return [sum(batch_parts, []) for batch_parts in parts_by_batch], parts_by_batch
 
 
-def flat(data, **how):
-    return sum(batches(data, **how)[0], [])
+def flat(data, **options):
+    return sum(batches(data, **options)[0], [])
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 50])
@@ -35,30 +35,32 @@ def test_every_epoch_is_another_permutation_of_the_examples(n):
 @pytest.mark.parametrize("total", [None, 29])
 def test_the_global_order_does_not_depend_on_the_replicas(size, total):
     data = ctl.from_arrays(np.arange(17), size)
-    how = dict(total=total, steps=None if total else 5)
-    one = batches(data, **how)[0]
+    options = dict(total=total, steps=None if total else 5)
+    one_replica_batches = batches(data, **options)[0]
     for replicas in (2, 3, 4):
-        together, turns = batches(data, replicas=replicas, **how)
-        assert together == one
-        sizes = [len(part) for part in turns[-1]]
+        joined, parts_by_batch = batches(data, replicas=replicas, **options)
+        assert joined == one_replica_batches
+        sizes = [len(part) for part in parts_by_batch[-1]]
         assert max(sizes) - min(sizes) <= 1
 
 
 def test_a_worker_reads_the_rows_of_its_own_replicas_only():
     data = ctl.from_arrays(np.arange(40), 8)
-    turns = batches(data, replicas=4, total=40)[1]
+    parts_by_batch = batches(data, replicas=4, total=40)[1]
     second = data.replica_batches(
         seed=3, start=0, total=40, replicas=range(2, 4), num_replicas=4
     ).as_numpy_iterator()
-    assert [b.tolist() for b in second] == [part for turn in turns for part in turn[2:]]
+    assert [b.tolist() for b in second] == [
+        part for batch_parts in parts_by_batch for part in batch_parts[2:]
+    ]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_starting_at_any_position_goes_on_with_the_unbroken_order(replicas):
-    data, whole = ctl.from_arrays(np.arange(11), 4), None
-    whole = flat(data, total=30)
+def test_a_start_at_any_position_continues_the_order(replicas):
+    data = ctl.from_arrays(np.arange(11), 4)
+    uninterrupted = flat(data, total=30)
     for start in range(30):
-        assert flat(data, start=start, total=30, replicas=replicas) == whole[start:]
+        assert flat(data, start=start, total=30, replicas=replicas) == uninterrupted[start:]
     endless = flat(data, start=13, steps=4, replicas=replicas)
     assert endless == flat(data, steps=9)[13:29]
     assert flat(data, start=30, total=30) == []
@@ -71,15 +73,15 @@ def test_epochs_end_with_a_short_batch_and_a_number_of_steps_does_not():
     assert [len(b) for b in batches(data, steps=4)[0]] == [4] * 4
 
 
-def test_the_seed_decides_the_order_and_that_of_from_arrays_wins():
-    def data(**how):
-        return ctl.from_arrays(np.arange(50), 50, **how)
+def test_the_seed_determines_the_order_and_that_of_from_arrays_has_precedence():
+    def data(**options):
+        return ctl.from_arrays(np.arange(50), 50, **options)
 
     assert flat(data(), total=50, seed=1) == flat(data(), total=50, seed=1)
     assert flat(data(), total=50, seed=1) != flat(data(), total=50, seed=2)
     assert flat(data(seed=1), total=50, seed=2) == flat(data(), total=50, seed=1)
-    for plain in (data(shuffle=False), data().in_order()):
-        assert flat(plain, total=50) == list(range(50))
+    for unshuffled in (data(shuffle=False), data().in_order()):
+        assert flat(unshuffled, total=50) == list(range(50))
 
 
 def test_map_works_on_batches_in_the_order_it_was_written_and_leaves_the_original():
@@ -91,18 +93,18 @@ def test_map_works_on_batches_in_the_order_it_was_written_and_leaves_the_origina
 
 def test_nested_arrays_and_strings_stay_together():
     n = 9
-    words = np.array([f"w{i}" for i in range(n)])
+    strings = np.array([f"w{i}" for i in range(n)])
     data = ctl.from_arrays(
-        {"a": (np.arange(n), words), "b": (np.arange(n * 2).reshape(n, 2), tf.range(n))}, 4
+        {"a": (np.arange(n), strings), "b": (np.arange(n * 2).reshape(n, 2), tf.range(n))}, 4
     )
     dataset = data.replica_batches(seed=0, start=0, total=n, replicas=range(1), num_replicas=1)
-    seen = []
+    numbers_in_order = []
     for batch in dataset.as_numpy_iterator():
-        numbers, names = batch["a"]
-        assert [b.decode() for b in names] == [f"w{i}" for i in numbers]
-        assert (batch["b"][0][:, 0] == 2 * numbers).all() and (batch["b"][1] == numbers).all()
-        seen += numbers.tolist()
-    assert sorted(seen) == list(range(n))
+        batch_numbers, names = batch["a"]
+        assert [b.decode() for b in names] == [f"w{i}" for i in batch_numbers]
+        assert (batch["b"][0][:, 0] == 2 * batch_numbers).all() and (batch["b"][1] == batch_numbers).all()
+        numbers_in_order += batch_numbers.tolist()
+    assert sorted(numbers_in_order) == list(range(n))
 
 
 def test_map_takes_tuples_as_arguments():
@@ -125,7 +127,7 @@ def test_tensors_of_strings_are_examples_like_any_other():
 
 
 @pytest.mark.parametrize(
-    ("arrays", "words"),
+    ("arrays", "message"),
     [
         ((), "no arrays"),
         ((np.zeros(3), np.zeros(4)), r"\(3,\), \(4,\).*same number of examples"),
@@ -134,6 +136,6 @@ def test_tensors_of_strings_are_examples_like_any_other():
         (np.array([[1], [2, 3]], dtype=object), "Python objects.*ragged"),
     ],
 )
-def test_what_is_not_arrays_of_equal_length_is_refused(arrays, words):
-    with pytest.raises(ctl.UsageError, match=words):
+def test_arrays_of_different_length_are_refused(arrays, message):
+    with pytest.raises(ctl.UsageError, match=message):
         ctl.from_arrays(arrays, 2)

@@ -1,4 +1,4 @@
-"""What is seen in a `tf.data` pipeline: orders that differ from process to process."""
+"""Detection of `tf.data` pipelines with an order that differs between processes."""
 
 import random
 import time
@@ -14,8 +14,8 @@ from small_models import every_step
 
 NUMBERS = tf.data.Dataset.range(10)
 TWO_WORKERS = Topology({"worker": ("a:1", "b:1")}, num_replicas=2)
-# Each makes a dataset with a seed, None for none.
-DRAWN = {
+# name -> function that builds a dataset with a seed, or with None
+RANDOM_DATASETS = {
     "shuffle": lambda seed: NUMBERS.shuffle(5, seed=seed),
     "shuffle once": lambda seed: NUMBERS.shuffle(5, seed=seed, reshuffle_each_iteration=False),
     "interleave": lambda seed: NUMBERS.interleave(lambda x: NUMBERS.shuffle(5, seed=seed)),
@@ -42,56 +42,56 @@ def _no_seed():
     tf.random.set_seed(None)
 
 
-def check(dataset: tf.data.Dataset) -> None:
+def check_sharing(dataset: tf.data.Dataset) -> None:
     sharding.check_can_be_shared(dataset.batch(2), "train_data", TWO_WORKERS)
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", RANDOM_DATASETS)
 def test_an_order_without_a_seed_is_refused_on_several_workers(name):
     with pytest.raises(ctl.UsageError, match=r"without a seed.*2 workers.*Write .*seed=0"):
-        check(DRAWN[name](None))
+        check_sharing(RANDOM_DATASETS[name](None))
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-@pytest.mark.parametrize("name", DRAWN)
-def test_an_order_with_a_seed_of_its_own_is_not_refused(name, seed):
-    check(DRAWN[name](seed))
+@pytest.mark.parametrize("name", RANDOM_DATASETS)
+def test_an_order_with_a_seed_is_not_refused(name, seed):
+    check_sharing(RANDOM_DATASETS[name](seed))
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", RANDOM_DATASETS)
 def test_an_order_after_set_seed_is_not_refused(name, seed):
     tf.random.set_seed(seed)
-    check(DRAWN[name](None))
+    check_sharing(RANDOM_DATASETS[name](None))
 
 
 def test_random_numbers_that_choose_no_examples_are_not_refused():
-    check(NUMBERS.map(lambda x: tf.random.uniform([])))
+    check_sharing(NUMBERS.map(lambda x: tf.random.uniform([])))
 
 
 def test_a_seed_made_of_an_example_is_a_seed():
-    check(NUMBERS.flat_map(lambda x: NUMBERS.shuffle(5, seed=x)))
+    check_sharing(NUMBERS.flat_map(lambda x: NUMBERS.shuffle(5, seed=x)))
 
 
 @pytest.mark.parametrize("name", ["shuffle", "flat_map", "random", "filter"])
-def test_pipelines_too_large_to_be_serialized_are_looked_at_too(name, monkeypatch):
+def test_pipelines_too_large_to_be_serialized_are_checked_too(name, monkeypatch):
     monkeypatch.setattr(dataset_traits, "_MAX_BYTES", -1)
     with pytest.raises(ctl.UsageError, match="without a seed"):
-        check(DRAWN[name](None))
-    check(DRAWN[name](0))
+        check_sharing(RANDOM_DATASETS[name](None))
+    check_sharing(RANDOM_DATASETS[name](0))
 
 
 class Line(ctl.Trainer):
-    """A dataset of DRAWN, made in train_data, where the Trainer has set the seed."""
+    """Trainer with a dataset of RANDOM_DATASETS. The trainer sets the seed before train_data."""
 
-    drawn = "shuffle"
+    dataset_name = "shuffle"
 
     def build(self):
         self.model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         self.optimizer = keras.optimizers.SGD(0.01)
 
     def train_data(self, batch_size):
-        return DRAWN[self.drawn](None).map(as_example).repeat().batch(batch_size)
+        return RANDOM_DATASETS[self.dataset_name](None).map(as_example).repeat().batch(batch_size)
 
     def train_step(self, batch):
         x, y = batch
@@ -112,7 +112,7 @@ def test_ctl_fit_names_an_order_without_a_seed_where_a_run_may_be_resumed(name, 
     model.compile("sgd", "mse")
     for seed, number in ((None, 1), (0, 0)):
         caplog.clear()
-        data = DRAWN[name](seed).map(as_example).batch(2)
+        data = RANDOM_DATASETS[name](seed).map(as_example).batch(2)
         ctl.fit(model, data, verbose=0, model_dir=str(tmp_path / str(seed)))
         assert len([m for m in caplog.messages if "without a seed" in m]) == number
 
@@ -121,46 +121,46 @@ def test_ctl_fit_names_an_order_without_a_seed_where_a_run_may_be_resumed(name, 
     "name", some_of(["shuffle", "interleave", "sample", "random"], "shuffle", "random")
 )
 def test_a_trainer_sets_the_seed_before_train_data(name, tmp_path, caplog):
-    """The Trainer's seed makes an order without one repeat: nothing is said, and a resume goes on."""
+    """The trainer's seed makes the order reproducible: no warning, and a resumed run continues it."""
     traces = []
     for steps in ((8,), (3, 8)):
         traces.append([])
-        for to in steps:
+        for num_steps in steps:
             writer = ctl.MemoryWriter()
             trainer = Line(
                 strategy="default", global_batch_size=2, model_dir=str(tmp_path / str(len(steps))),
                 writers=[writer], intervals=every_step(),
             )  # fmt: skip
-            trainer.drawn = name
-            trainer.train(to)
+            trainer.dataset_name = name
+            trainer.train(num_steps)
             traces[-1] += [values["loss"] for _, _, values in writer.rows]
     assert traces[0] == traces[1] and len(traces[0]) == 8
     assert not [m for m in caplog.messages if "seed" in m]
 
 
-def in_any_order() -> tf.data.Options:
+def nondeterministic_options() -> tf.data.Options:
     options = tf.data.Options()
     options.deterministic = False
     return options
 
 
-def late(x: tf.Tensor) -> tf.Tensor:
-    """The same number, after a time that differs: in any order, no two of 40 runs are alike."""
+def delay_randomly(x: tf.Tensor) -> tf.Tensor:
+    """Returns the number after a random delay, so that a nondeterministic order differs between runs."""
     wait = tf.py_function(lambda: time.sleep(0.01 * random.random()) or 0, [], tf.int32)
     return x + tf.cast(wait, tf.int64)
 
 
-def test_options_of_a_dataset_that_a_function_makes_do_nothing():
-    """TensorFlow applies only those of the whole pipeline, so they are no reason to refuse it."""
+def test_options_of_a_dataset_inside_a_function_have_no_effect():
+    """TensorFlow applies only the options of the whole pipeline, so others are no reason to refuse it."""
 
-    def made(options):
-        part = tf.data.Dataset.range(40).map(late, num_parallel_calls=8)
+    def build_dataset(options):
+        part = tf.data.Dataset.range(40).map(delay_randomly, num_parallel_calls=8)
         return part.with_options(options)
 
-    inside = tf.data.Dataset.range(1).flat_map(lambda x: made(in_any_order()))
-    outside = tf.data.Dataset.range(1).flat_map(lambda x: made(tf.data.Options()))
+    inside = tf.data.Dataset.range(1).flat_map(lambda x: build_dataset(nondeterministic_options()))
+    outside = tf.data.Dataset.range(1).flat_map(lambda x: build_dataset(tf.data.Options()))
     assert [int(x) for x in inside] == list(range(40))
-    assert [int(x) for x in outside.with_options(in_any_order())] != list(range(40))
-    check(inside)
+    assert [int(x) for x in outside.with_options(nondeterministic_options())] != list(range(40))
+    check_sharing(inside)
     with pytest.raises(ctl.UsageError, match="its options have deterministic=False"):
-        check(outside.with_options(in_any_order()))
+        check_sharing(outside.with_options(nondeterministic_options()))

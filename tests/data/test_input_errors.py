@@ -1,4 +1,4 @@
-"""Data that cannot be read: one sentence with the method and the file, and exit code 2."""
+"""Errors of unreadable data: one sentence with the method and the file, and exit code 2."""
 
 import ctl
 import numpy as np
@@ -24,19 +24,19 @@ def records(path):
     return path.read_bytes()
 
 
-def source(kind, directory):
+def faulty_dataset(case, directory):
     content = bytearray(records(directory / "a.tfrecord"))
     names = {"missing": "nope.tfrecord", "directory": ""}
-    path = directory / names.get(kind, "a.tfrecord")
-    if kind == "pattern":
+    path = directory / names.get(case, "a.tfrecord")
+    if case == "pattern":
         return tf.data.Dataset.list_files(f"{directory}/none*")
-    if kind == "numpy":
+    if case == "numpy":
         np.load(directory / "nope.npy")
-    if kind in ("first", "late"):
-        content[20 if kind == "first" else len(content) // 2] ^= 0xFF
+    if case in ("first", "late"):
+        content[20 if case == "first" else len(content) // 2] ^= 0xFF
         path.write_bytes(content)
     data = tf.data.TFRecordDataset(str(path))
-    if kind == "image":
+    if case == "image":
         return data.map(lambda _: tf.strings.length(tf.io.read_file(f"{directory}/nope.png")))
     return data.map(lambda row: tf.ensure_shape(tf.io.parse_tensor(row, tf.float32), [8]))
 
@@ -46,24 +46,24 @@ def batches(data, batch_size):
 
 
 @pytest.mark.parametrize("method", ["train_data", "eval_data"])
-@pytest.mark.parametrize("kind", list(CASES))
-def test_data_that_cannot_be_read_are_one_sentence(kind, method, tmp_path):
+@pytest.mark.parametrize("case", list(CASES))
+def test_unreadable_data_is_one_sentence(case, method, tmp_path):
     class Reading(Small):
         def train_data(self, batch_size):
             if method != "train_data":
                 return super().train_data(batch_size)
-            return batches(source(kind, tmp_path), batch_size)
+            return batches(faulty_dataset(case, tmp_path), batch_size)
 
         def eval_data(self, batch_size):
-            return batches(source(kind, tmp_path), batch_size).take(300 // BATCH)
+            return batches(faulty_dataset(case, tmp_path), batch_size).take(300 // BATCH)
 
     trainer = Reading("module", strategy="default", writers=[])
-    with pytest.raises(ctl.UsageError, match=f"{method}.*{CASES[kind]}") as raised:
+    with pytest.raises(ctl.UsageError, match=f"{method}.*{CASES[case]}") as raised:
         trainer.train(300 // BATCH) if method == "train_data" else trainer.evaluate()
     assert "\n" not in str(raised.value) and raised.value.exit_code == 2
 
 
-def test_an_assertion_of_the_user_in_a_step_is_left_as_it_is():
+def test_an_assertion_of_the_user_in_a_step_is_raised_unchanged():
     class Asserting(Small):
         def eval_step(self, batch):
             tf.debugging.assert_less(batch[0], -1e9)
@@ -73,7 +73,7 @@ def test_an_assertion_of_the_user_in_a_step_is_left_as_it_is():
         Asserting("module", strategy="default", writers=[]).evaluate()
 
 
-def test_the_user_s_own_errors_are_left_as_they_are():
+def test_errors_of_the_user_are_raised_unchanged():
     class Failing(Small):
         def train_data(self, batch_size):
             raise KeyError("mine")
@@ -82,7 +82,7 @@ def test_the_user_s_own_errors_are_left_as_they_are():
         Failing(strategy="default", writers=[]).train(1)
 
 
-def test_an_error_that_may_pass_is_not_explained():
+def test_a_temporary_error_is_not_explained():
     from ctl.data import input_errors
 
     message = "x; Input/output error [[{{node IteratorGetNext}}]]"

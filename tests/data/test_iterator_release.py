@@ -1,4 +1,4 @@
-"""Iterators are destroyed soon after their last use, several at a time, and few are left at any moment."""
+"""Destruction of iterators in a few threads soon after their last use."""
 
 import gc
 import os
@@ -13,28 +13,28 @@ from ctl.data import iterator_release
 from small_models import Small, examples
 
 
-class Slow:
-    """An object whose destructor waits for an event."""
+class SlowDestructor:
+    """An object with a destructor that waits for an event."""
 
-    running, most, lock = 0, 0, threading.Lock()
+    running, max_running, lock = 0, 0, threading.Lock()
 
     def __init__(self, event):
         self.event = event
 
     def __del__(self):
-        with Slow.lock:
-            Slow.running += 1
-            Slow.most = max(Slow.most, Slow.running)
+        with SlowDestructor.lock:
+            SlowDestructor.running += 1
+            SlowDestructor.max_running = max(SlowDestructor.max_running, SlowDestructor.running)
         self.event.wait(TIMEOUT_SECS)
-        with Slow.lock:
-            Slow.running -= 1
+        with SlowDestructor.lock:
+            SlowDestructor.running -= 1
 
 
 @pytest.fixture
 def release(monkeypatch):
     monkeypatch.setattr(iterator_release.exit_hook, "keep_alive", lambda *_, **__: None)
     monkeypatch.setattr(iterator_release, "_MAX_WAIT_SECS", 0.2)
-    Slow.running = Slow.most = 0
+    SlowDestructor.running = SlowDestructor.max_running = 0
     return iterator_release.IteratorRelease()
 
 
@@ -45,15 +45,15 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
-def test_several_are_destroyed_at_a_time_and_others_wait(release):
+def test_several_objects_are_destroyed_at_a_time_and_others_wait(release):
     event = threading.Event()
     for _ in range(20):
-        release.release(release.register(Slow(event)))
-    wait_until(lambda: Slow.running == iterator_release._MAX_THREADS)
+        release.release(release.register(SlowDestructor(event)))
+    wait_until(lambda: SlowDestructor.running == iterator_release._MAX_THREADS)
     assert len(release.unreleased()) == 20 - iterator_release._MAX_THREADS
     event.set()
-    wait_until(lambda: not release.unreleased() and not Slow.running)
-    assert Slow.most == iterator_release._MAX_THREADS
+    wait_until(lambda: not release.unreleased() and not SlowDestructor.running)
+    assert SlowDestructor.max_running == iterator_release._MAX_THREADS
 
 
 def test_registering_waits_while_many_are_left(release, monkeypatch):
@@ -62,12 +62,12 @@ def test_registering_waits_while_many_are_left(release, monkeypatch):
 
     def register():
         for _ in range(30):
-            registered.append(release.register(Slow(event)))
+            registered.append(release.register(SlowDestructor(event)))
             release.release(registered[-1])
 
     thread = threading.Thread(target=register, daemon=True)
     thread.start()
-    wait_until(lambda: Slow.running == iterator_release._MAX_THREADS)
+    wait_until(lambda: SlowDestructor.running == iterator_release._MAX_THREADS)
     thread.join(0.3)
     assert thread.is_alive() and len(registered) < 30
     event.set()
@@ -75,11 +75,11 @@ def test_registering_waits_while_many_are_left(release, monkeypatch):
     assert len(registered) == 30
 
 
-def test_one_that_is_used_elsewhere_is_kept(release, monkeypatch):
+def test_an_object_with_other_references_is_kept(release, monkeypatch):
     monkeypatch.setattr(iterator_release, "_DELAY_SECS", 0.0)
     event = threading.Event()
     event.set()
-    used, unused = Slow(event), Slow(event)
+    used, unused = SlowDestructor(event), SlowDestructor(event)
     first, second = release.register(used), release.register(unused)
     del unused
     release.release(first)
@@ -93,16 +93,16 @@ def test_one_that_is_used_elsewhere_is_kept(release, monkeypatch):
 def test_the_end_of_the_process_waits_for_a_destructor_and_starts_none(release, monkeypatch):
     monkeypatch.setattr(iterator_release, "_DELAY_SECS", 0.0)
     event = threading.Event()
-    release.release(release.register(Slow(event)))
-    wait_until(lambda: Slow.running == 1)
-    stopping = threading.Thread(target=release.stop, daemon=True)
-    stopping.start()
-    stopping.join(0.2)
-    assert stopping.is_alive()
-    release.release(release.register(Slow(event)))
+    release.release(release.register(SlowDestructor(event)))
+    wait_until(lambda: SlowDestructor.running == 1)
+    stopping_thread = threading.Thread(target=release.stop, daemon=True)
+    stopping_thread.start()
+    stopping_thread.join(0.2)
+    assert stopping_thread.is_alive()
+    release.release(release.register(SlowDestructor(event)))
     event.set()
-    stopping.join(TIMEOUT_SECS)
-    assert not stopping.is_alive() and len(release.unreleased()) == 1
+    stopping_thread.join(TIMEOUT_SECS)
+    assert not stopping_thread.is_alive() and len(release.unreleased()) == 1
 
 
 @pytest.mark.slow
@@ -114,14 +114,14 @@ def test_many_evaluations_leave_few_iterators_and_threads(two_replicas):
 
     trainer = Evaluating("module", strategy=two_replicas, writers=[])
     trainer.evaluate()
-    of_other_tests = len(iterator_release.iterators.unreleased())
-    before, most = len(os.listdir("/proc/self/task")), 0
+    num_of_other_tests = len(iterator_release.iterators.unreleased())
+    before, max_unreleased = len(os.listdir("/proc/self/task")), 0
     for _ in range(40):
         trainer.evaluate()
-        most = max(most, len(iterator_release.iterators.unreleased()))
-    most -= of_other_tests
-    assert most <= iterator_release._MAX_THREADS + iterator_release._MAX_DELAYED + 4
+        max_unreleased = max(max_unreleased, len(iterator_release.iterators.unreleased()))
+    max_unreleased -= num_of_other_tests
+    assert max_unreleased <= iterator_release._MAX_THREADS + iterator_release._MAX_DELAYED + 4
     gc.collect()
-    wait_until(lambda: len(iterator_release.iterators.unreleased()) <= of_other_tests + 3)
+    wait_until(lambda: len(iterator_release.iterators.unreleased()) <= num_of_other_tests + 3)
     wait_until(lambda: len(os.listdir("/proc/self/task")) <= before + 40)
     assert isinstance(trainer, ctl.Trainer)

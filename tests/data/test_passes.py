@@ -1,4 +1,4 @@
-"""Data of unknown length: whole epochs, their ends, and what a resumed run knows of them."""
+"""Data of unknown length: whole epochs, the end of an epoch, and resumed runs."""
 
 import ctl
 import numpy as np
@@ -12,7 +12,7 @@ PER_EPOCH = EXAMPLES // BATCH  # 4 steps
 
 
 class Filtered(Small):
-    """Batches that nobody has counted; notes what it trains on, and its hooks."""
+    """Trainer with batches of unknown number. Records the calls of `after_epoch`."""
 
     def __init__(self, **options):
         options.setdefault("strategy", "default")
@@ -38,77 +38,77 @@ class Counted(Filtered):
 
 @pytest.mark.parametrize("strategy", ["default", "two"])
 def test_whole_epochs_need_no_length(strategy, two_replicas):
-    where = {"strategy": two_replicas if strategy == "two" else "default"}
-    unknown, known = Filtered(**where), Counted(**where)
-    assert unknown.train(epochs=3) == known.train(epochs=3)
-    assert unknown.step == known.step == 3 * PER_EPOCH
-    assert unknown._epochs == known._epochs == [(1, 4), (2, 8), (3, 12)]
-    assert digest(unknown) == digest(known), "a shuffle has the same orders"
+    options = {"strategy": two_replicas if strategy == "two" else "default"}
+    filtered, counted = Filtered(**options), Counted(**options)
+    assert filtered.train(epochs=3) == counted.train(epochs=3)
+    assert filtered.step == counted.step == 3 * PER_EPOCH
+    assert filtered._epochs == counted._epochs == [(1, 4), (2, 8), (3, 12)]
+    assert digest(filtered) == digest(counted), "a shuffle has the same orders"
 
 
-def test_marks_by_epochs_are_those_of_data_of_known_length():
-    seen = []
+def test_intervals_in_epochs_match_those_of_data_of_known_length():
+    rows_by_class = []
     intervals = ctl.Intervals(log=ctl.Every(epochs=1), evaluate=ctl.Every(epochs=2), save=ctl.Every())
-    for kind in (Filtered, Counted):
+    for trainer_class in (Filtered, Counted):
         callback = ctl.MemoryCallback()
-        kind(intervals=intervals, callbacks=[callback]).train(epochs=4)
-        seen.append([(run, step, values["loss"]) for run, step, values in callback.seen])
-    assert [s[:2] for s in seen[0]] == [
+        trainer_class(intervals=intervals, callbacks=[callback]).train(epochs=4)
+        rows_by_class.append([(run, step, values["loss"]) for run, step, values in callback.seen])
+    assert [s[:2] for s in rows_by_class[0]] == [
         ("train", 4), ("train", 8), ("eval", 8), ("train", 12), ("train", 16), ("eval", 16)
     ]  # fmt: skip
-    assert seen[0] == seen[1]
+    assert rows_by_class[0] == rows_by_class[1]
 
 
 @pytest.mark.parametrize(
     "stop", some_of([2, PER_EPOCH, PER_EPOCH + 1, 2 * PER_EPOCH + 3], PER_EPOCH, PER_EPOCH + 1)
 )
-def test_a_resumed_run_is_the_unbroken_one(tmp_path, stop):
-    unbroken = Filtered()
-    unbroken.train(epochs=3)
-    where = {"model_dir": str(tmp_path), "intervals": every_step(save=ctl.Every(steps=1))}
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, stop):
+    uninterrupted = Filtered()
+    uninterrupted.train(epochs=3)
+    options = {"model_dir": str(tmp_path), "intervals": every_step(save=ctl.Every(steps=1))}
 
     class Stopping(Filtered):
         def after_loop(self, step, means):
             return step == stop
 
-    first = Stopping(**where)
+    first = Stopping(**options)
     first.train(epochs=3)
     assert first.step == stop
-    found = {m.step: m for _, m in commit.list_checkpoints(tmp_path / "checkpoints")}
-    assert found[stop].data.get("pass_batches") == (PER_EPOCH if stop > PER_EPOCH else None)
-    again = Filtered(**where)
-    again.train(epochs=3)
-    assert again.step == 3 * PER_EPOCH and digest(again) == digest(unbroken)
+    manifest_by_step = {m.step: m for _, m in commit.list_checkpoints(tmp_path / "checkpoints")}
+    assert manifest_by_step[stop].data.get("pass_batches") == (PER_EPOCH if stop > PER_EPOCH else None)
+    resumed = Filtered(**options)
+    resumed.train(epochs=3)
+    assert resumed.step == 3 * PER_EPOCH and digest(resumed) == digest(uninterrupted)
 
 
 def test_the_length_is_known_from_the_second_epoch_on(tmp_path):
-    where = {"model_dir": str(tmp_path)}
-    Filtered(**where).train(epochs=2)
+    options = {"model_dir": str(tmp_path)}
+    Filtered(**options).train(epochs=2)
     writer = ctl.MemoryWriter()
-    again = Filtered(**where)
-    again._writers = [writer]
-    again.train(epochs=3)
+    resumed = Filtered(**options)
+    resumed._writers = [writer]
+    resumed.train(epochs=3)
     (started,) = [e for e in writer.events if type(e).__name__ == "Started"]
     assert (started.step, started.total_steps) == (8, 12)
 
 
 def test_another_batch_size_has_another_length(tmp_path):
-    where = {"model_dir": str(tmp_path), "intervals": every_step(save=ctl.Every(steps=1))}
+    options = {"model_dir": str(tmp_path), "intervals": every_step(save=ctl.Every(steps=1))}
 
     class Stopping(Filtered):
         def after_loop(self, step, means):
             return step == PER_EPOCH + 1
 
-    Stopping(**where).train(epochs=3)
+    Stopping(**options).train(epochs=3)
     writer = ctl.MemoryWriter()
-    again = Filtered(global_batch_size=BATCH * 2, allow_config_change=True, **where)
-    again._writers = [writer]
-    again.train(epochs=3)
+    resumed = Filtered(global_batch_size=BATCH * 2, allow_config_change=True, **options)
+    resumed._writers = [writer]
+    resumed.train(epochs=3)
     (started,) = [e for e in writer.events if type(e).__name__ == "Started"]
-    assert again.step == started.total_steps == PER_EPOCH + 1 + 2 * (PER_EPOCH // 2)
+    assert resumed.step == started.total_steps == PER_EPOCH + 1 + 2 * (PER_EPOCH // 2)
 
 
-def test_marks_by_steps_come_once_where_an_epoch_ends():
+def test_intervals_in_steps_occur_once_at_the_end_of_an_epoch():
     writer = ctl.MemoryWriter()
     trainer = Filtered(intervals=every_step(log=ctl.Every(steps=PER_EPOCH)))
     trainer._writers = [writer]
@@ -125,16 +125,16 @@ def test_random_numbers_of_a_pass_are_those_of_a_resumed_run(tmp_path):
         def after_loop(self, step, means):
             return step == 6
 
-    unbroken = Noisy()
-    unbroken.train(epochs=3)
-    where = {"model_dir": str(tmp_path), "intervals": every_step(save=ctl.Every(steps=1))}
-    Stopping(**where).train(epochs=3)
-    again = Noisy(**where)
-    again.train(epochs=3)
-    assert digest(again) == digest(unbroken)
+    uninterrupted = Noisy()
+    uninterrupted.train(epochs=3)
+    options = {"model_dir": str(tmp_path), "intervals": every_step(save=ctl.Every(steps=1))}
+    Stopping(**options).train(epochs=3)
+    resumed = Noisy(**options)
+    resumed.train(epochs=3)
+    assert digest(resumed) == digest(uninterrupted)
 
 
-def test_a_part_of_an_epoch_needs_a_length_and_an_endless_epoch_cannot_be():
+def test_a_part_of_an_epoch_needs_a_length_and_an_endless_epoch_is_refused():
     with pytest.raises(ctl.UsageError, match=r"epochs is 1.5.*whole epochs.*assert_cardinality\(n\)"):
         Filtered().train(epochs=1.5)
     assert Counted().train(epochs=0.5)
@@ -152,8 +152,8 @@ def test_a_part_of_an_epoch_needs_a_length_and_an_endless_epoch_cannot_be():
 
 def test_one_pass_and_its_end(caplog):
     trainer = Filtered(intervals=ctl.Intervals(log=ctl.Every(epochs=1), evaluate=ctl.Every(epochs=1)))
-    found = trainer.train()
-    assert trainer.step == PER_EPOCH and trainer._epochs == [(1, 4)] and np.isfinite(found["eval_loss"])
+    results = trainer.train()
+    assert trainer.step == PER_EPOCH and trainer._epochs == [(1, 4)] and np.isfinite(results["eval_loss"])
 
 
 def test_steps_end_within_an_epoch():

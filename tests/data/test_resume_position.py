@@ -1,4 +1,4 @@
-"""Where in the data a run goes on: found by index, by skipping, or in a saved iterator."""
+"""Data position of a resumed run: by index, by skipping, or from a saved iterator."""
 
 import ctl
 import keras
@@ -22,8 +22,8 @@ def trace_of(writer):
     return [(step, values["loss"]) for run, step, values in writer.rows if run == "train"]
 
 
-class Least(ctl.Trainer):
-    """Least squares on a shuffled, repeated dataset; the loss of each step tells which batch it was."""
+class LeastSquares(ctl.Trainer):
+    """Least squares on a shuffled, repeated dataset. The loss of each step identifies its batch."""
 
     def build(self):
         self.model = tf.Module()
@@ -43,34 +43,34 @@ class Least(ctl.Trainer):
         return {"loss": loss}
 
 
-class OfArrays(Least):
+class InMemory(LeastSquares):
     def train_data(self, batch_size):
         return ctl.from_arrays(examples(), batch_size)
 
 
-def with_mode(mode, base=Least):
+def with_mode(mode, base=LeastSquares):
     return type("Moded", (base,), {"data_position": mode})
 
 
-KINDS = {"skip": with_mode("skip"), "iterator": with_mode("iterator"),
-         "indexed": with_mode("indexed", OfArrays)}  # fmt: skip
+TRAINER_BY_MODE = {"skip": with_mode("skip"), "iterator": with_mode("iterator"),
+         "indexed": with_mode("indexed", InMemory)}  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", list(KINDS))
+@pytest.mark.parametrize("mode", list(TRAINER_BY_MODE))
 @pytest.mark.parametrize("replicas", some_of([1, 2], 2))
-def test_a_run_that_is_resumed_sees_the_batches_of_an_unbroken_one(mode, replicas, tmp_path, two_replicas):
+def test_a_resumed_run_has_the_batches_of_an_uninterrupted_one(mode, replicas, tmp_path, two_replicas):
     strategy = two_replicas if replicas == 2 else "default"
-    how = {"strategy": strategy, "global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
-    whole, before, after = (ctl.MemoryWriter() for _ in range(3))
-    KINDS[mode](writers=[whole], **how).train(12)
-    KINDS[mode](writers=[before], model_dir=tmp_path, **how).train(7)
-    KINDS[mode](writers=[after], model_dir=tmp_path, **how).train(12)
-    assert trace_of(before) + trace_of(after) == trace_of(whole)
-    assert len(set(trace_of(whole))) == 12
+    options = {"strategy": strategy, "global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
+    uninterrupted, before, after = (ctl.MemoryWriter() for _ in range(3))
+    TRAINER_BY_MODE[mode](writers=[uninterrupted], **options).train(12)
+    TRAINER_BY_MODE[mode](writers=[before], model_dir=tmp_path, **options).train(7)
+    TRAINER_BY_MODE[mode](writers=[after], model_dir=tmp_path, **options).train(12)
+    assert trace_of(before) + trace_of(after) == trace_of(uninterrupted)
+    assert len(set(trace_of(uninterrupted))) == 12
 
 
-class Branches(KINDS["iterator"]):
-    """Python's `if` on a tensor, which AutoGraph has to see."""
+class Branches(TRAINER_BY_MODE["iterator"]):
+    """Python's `if` on a tensor, which AutoGraph has to convert."""
 
     def train_step(self, batch):
         scores = super().train_step(batch)
@@ -86,18 +86,22 @@ def test_a_step_may_branch_on_tensors_where_the_iterator_is_saved(replicas, two_
     assert means["loss"] > 0.0
 
 
-def test_an_iterator_goes_on_with_another_number_of_replicas(tmp_path, two_replicas):
-    how = {"global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
-    kind, whole, after = KINDS["iterator"], ctl.MemoryWriter(), ctl.MemoryWriter()
-    kind(writers=[whole], strategy="default", **how).train(10)
-    kind(writers=[], strategy="default", model_dir=tmp_path, **how).train(6)
-    kind(writers=[after], strategy=two_replicas, model_dir=tmp_path, **how).train(10)
+def test_an_iterator_continues_with_another_number_of_replicas(tmp_path, two_replicas):
+    options = {"global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
+    trainer_class, uninterrupted, after = (
+        TRAINER_BY_MODE["iterator"],
+        ctl.MemoryWriter(),
+        ctl.MemoryWriter(),
+    )
+    trainer_class(writers=[uninterrupted], strategy="default", **options).train(10)
+    trainer_class(writers=[], strategy="default", model_dir=tmp_path, **options).train(6)
+    trainer_class(writers=[after], strategy=two_replicas, model_dir=tmp_path, **options).train(10)
     np.testing.assert_allclose(
-        [loss for _, loss in trace_of(after)], [loss for _, loss in trace_of(whole)][6:], rtol=1e-6
+        [loss for _, loss in trace_of(after)], [loss for _, loss in trace_of(uninterrupted)][6:], rtol=1e-6
     )
 
 
-class Generated(Least):
+class FromGenerator(LeastSquares):
     def train_data(self, batch_size):
         def numbers():
             yield from zip(*examples(), strict=True)
@@ -106,74 +110,75 @@ class Generated(Least):
         return tf.data.Dataset.from_generator(numbers, output_signature=spec).repeat().batch(batch_size)
 
 
-class Noisy(Least):
+class Noisy(LeastSquares):
     def train_data(self, batch_size):
         return super().train_data(batch_size).map(lambda x, y: (x + tf.random.normal([3]), y))
 
 
-class Hasty(Least):
+class Nondeterministic(LeastSquares):
     def train_data(self, batch_size):
         options = tf.data.Options()
         options.deterministic = False
         return super().train_data(batch_size).with_options(options)
 
 
-class HastyMap(Least):
+class NondeterministicMap(LeastSquares):
     def train_data(self, batch_size):
         data = super().train_data(batch_size)
         return data.map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
 
 
 @pytest.fixture(params=["serialized", "too large to be serialized"])
-def looked_at(request, monkeypatch):
+def serialized_or_too_large(request, monkeypatch):
     if request.param != "serialized":
         monkeypatch.setattr(dataset_traits, "_MAX_BYTES", -1)
 
 
-@pytest.mark.usefixtures("looked_at")
+@pytest.mark.usefixtures("serialized_or_too_large")
 @pytest.mark.parametrize(
-    ("kind", "words"),
-    [(Generated, "from_generator"), (Noisy, "RandomStandardNormal"), (Hasty, "deterministic=False"),
-     (HastyMap, "one of its operations has deterministic=False")],
+    ("trainer_class", "message"),
+    [(FromGenerator, "from_generator"), (Noisy, "RandomStandardNormal"),
+     (Nondeterministic, "deterministic=False"),
+     (NondeterministicMap, "one of its operations has deterministic=False")],
 )  # fmt: skip
-def test_a_pipeline_that_may_not_repeat_itself_is_named_at_start(kind, words, caplog, tmp_path):
-    kind(strategy="default", global_batch_size=BATCH, writers=[]).train(1)
+def test_a_pipeline_that_may_not_repeat_itself_is_named_at_start(trainer_class, message, caplog, tmp_path):
+    trainer_class(strategy="default", global_batch_size=BATCH, writers=[]).train(1)
     assert "resumed exactly only if" not in caplog.text  # without checkpoints there is no resume
-    kind(strategy="default", global_batch_size=BATCH, writers=[], model_dir=str(tmp_path)).train(1)
-    assert any("resumed exactly only if" in m and words in m for m in caplog.messages)
+    trainer_class(strategy="default", global_batch_size=BATCH, writers=[], model_dir=str(tmp_path)).train(1)
+    assert any("resumed exactly only if" in m and message in m for m in caplog.messages)
 
 
-@pytest.mark.usefixtures("looked_at")
+@pytest.mark.usefixtures("serialized_or_too_large")
 def test_a_pipeline_that_repeats_itself_is_not_named(caplog):
-    Least(strategy="default", global_batch_size=BATCH, writers=[]).train(1)
+    LeastSquares(strategy="default", global_batch_size=BATCH, writers=[]).train(1)
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("kind", [Generated, Noisy])
-def test_an_iterator_that_cannot_be_saved_is_refused_before_a_step(kind):
-    trainer = with_mode("iterator", kind)(strategy="default", global_batch_size=BATCH, writers=[])
+@pytest.mark.parametrize("trainer_class", [FromGenerator, Noisy])
+def test_an_iterator_that_cannot_be_saved_is_refused_before_a_step(trainer_class):
+    trainer = with_mode("iterator", trainer_class)(strategy="default", global_batch_size=BATCH, writers=[])
     with pytest.raises(ctl.UsageError, match="cannot save its iterator.*'skip'"):
         trainer.train(1)
     assert trainer.step == 0
 
 
 @pytest.mark.parametrize(
-    ("mode", "base", "words"),
-    [("indexed", Least, "from_arrays"), ("skip", OfArrays, "indexed"), ("iterator", OfArrays, "indexed"),
-     ("jump", Least, "expected one of auto")],
+    ("mode", "base", "message"),
+    [("indexed", LeastSquares, "from_arrays"), ("skip", InMemory, "indexed"),
+     ("iterator", InMemory, "indexed"), ("jump", LeastSquares, "expected one of auto")],
 )  # fmt: skip
-def test_a_mode_that_the_data_cannot_have_is_refused(mode, base, words):
-    with pytest.raises(ctl.UsageError, match=words):
+def test_a_mode_that_does_not_suit_the_data_is_refused(mode, base, message):
+    with pytest.raises(ctl.UsageError, match=message):
         with_mode(mode, base)(strategy="default", global_batch_size=BATCH, writers=[]).train(1)
 
 
-def test_files_of_an_iterator_are_packed_and_unpacked_as_they_were():
+def test_files_of_an_iterator_are_unpacked_unchanged():
     files = [("iterator.index", b"\x00\xff" * 9), ("iterator.data-00000-of-00001", b"")]
     assert resume_position._unpacked(resume_position._packed(files)) == files
     assert resume_position._unpacked(resume_position._packed([("../x", b"1")])) == [("x", b"1")]
 
 
-class Augmented(Least):
+class Augmented(LeastSquares):
     """Noise from a Keras layer with a seed generator, in a parallel map."""
 
     def train_data(self, batch_size):
@@ -182,19 +187,19 @@ class Augmented(Least):
         return data.map(lambda x, y: (noise(x, training=True), y), num_parallel_calls=8).batch(batch_size)
 
 
-@pytest.mark.usefixtures("looked_at")
+@pytest.mark.usefixtures("serialized_or_too_large")
 def test_random_layers_in_a_parallel_map_repeat_after_a_resume_too(tmp_path, caplog):
     caplog.set_level("INFO", "ctl")
-    how = {"strategy": "default", "global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
+    options = {"strategy": "default", "global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
     traces = []
     for _ in range(3):
         writer = ctl.MemoryWriter()
-        Augmented(writers=[writer], **how).train(12)
+        Augmented(writers=[writer], **options).train(12)
         traces.append(trace_of(writer))
     assert traces[0] == traces[1] == traces[2] and len(set(traces[0])) == 12
     before, after = ctl.MemoryWriter(), ctl.MemoryWriter()
-    Augmented(writers=[before], model_dir=tmp_path, **how).train(7)
-    Augmented(writers=[after], model_dir=tmp_path, **how).train(12)
+    Augmented(writers=[before], model_dir=tmp_path, **options).train(7)
+    Augmented(writers=[after], model_dir=tmp_path, **options).train(12)
     assert trace_of(before) + trace_of(after) == traces[0]
     assert any("one example at a time" in m for m in caplog.messages)
 
@@ -209,15 +214,15 @@ def test_a_dataset_that_was_shuffled_without_a_seed_before_is_named_where_a_run_
     ctl.fit(model, data, verbose=0)
     assert not caplog.messages
     ctl.fit(model, data, verbose=0, model_dir=str(tmp_path))
-    [said] = caplog.messages
-    assert "shuffled without a seed" in said and "write shuffle(n, seed=0)" in said
+    [message] = caplog.messages
+    assert "shuffled without a seed" in message and "write shuffle(n, seed=0)" in message
 
 
-@pytest.mark.usefixtures("looked_at")
-@pytest.mark.parametrize("kind", [Hasty, HastyMap])
-def test_data_in_any_order_are_refused_on_several_workers(kind):
-    place = Topology({"worker": ("a:1", "b:1")}, num_replicas=2)
-    data = kind(strategy="default", global_batch_size=BATCH, writers=[]).train_data(BATCH)
+@pytest.mark.usefixtures("serialized_or_too_large")
+@pytest.mark.parametrize("trainer_class", [Nondeterministic, NondeterministicMap])
+def test_data_in_any_order_are_refused_on_several_workers(trainer_class):
+    topology = Topology({"worker": ("a:1", "b:1")}, num_replicas=2)
+    data = trainer_class(strategy="default", global_batch_size=BATCH, writers=[]).train_data(BATCH)
     with pytest.raises(ctl.UsageError, match="may come in any order .*deterministic=False.* 2 workers"):
-        sharding.check_can_be_shared(data, "train_data", place)
-    sharding.check_can_be_shared(ctl.shard(data, "off"), "train_data", place)
+        sharding.check_can_be_shared(data, "train_data", topology)
+    sharding.check_can_be_shared(ctl.shard(data, "off"), "train_data", topology)

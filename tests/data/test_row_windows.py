@@ -1,4 +1,4 @@
-"""Windows of rows name the examples that the same data give as batches."""
+"""Windows of rows, compared with the batches of the same data."""
 
 import ctl
 import numpy as np
@@ -8,30 +8,30 @@ from ctl.data import row_windows
 
 
 def batches_of(windows, steps):
-    found = []
+    batches = []
     for part in windows.segments(steps):
         rows = part.window.numpy()[part.first :][: part.steps * part.size]
-        found += [batch.tolist() for batch in rows.reshape(part.steps, part.size)]
-    return found
+        batches += [batch.tolist() for batch in rows.reshape(part.steps, part.size)]
+    return batches
 
 
-@pytest.mark.parametrize(("options", "start", "total"), [
+@pytest.mark.parametrize(("array_options", "start", "total"), [
     ({}, 0, None), ({}, 28, None), ({"shuffle": False}, 4, None), ({"seed": 3}, 8, 61),
     ({"epochs_apart": True}, 0, 48), ({"epochs_apart": True}, 32, 48), ({"epochs_apart": True}, 20, None),
 ])  # fmt: skip
-def test_segments_are_the_batches_of_the_pipeline(monkeypatch, options, start, total):
+def test_segments_are_the_batches_of_the_pipeline(monkeypatch, array_options, start, total):
     monkeypatch.setattr(row_windows, "_MAX_ROWS", 12)  # three batches begin in a window
-    data = ctl.from_arrays(np.arange(22), 4, **options)
-    where = {"seed": 7, "start": start, "total": total}
-    pipeline = data.replica_batches(replicas=range(1), num_replicas=1, **where)
-    windows = data.windows(device=None, **where)
+    data = ctl.from_arrays(np.arange(22), 4, **array_options)
+    options = {"seed": 7, "start": start, "total": total}
+    pipeline = data.replica_batches(replicas=range(1), num_replicas=1, **options)
+    windows = data.windows(device=None, **options)
     expected = [batch.numpy().tolist() for batch in pipeline.take(12)]
     assert batches_of(windows, 5) == expected[:5]
     assert batches_of(windows, 7) == expected[5:]
     assert {len(batch) for batch in expected} == set(windows.sizes) & {*map(len, expected)}
 
 
-def test_functions_get_and_give_what_they_do_in_a_pipeline():
+def test_functions_have_the_same_arguments_and_results_as_in_a_pipeline():
     def listed(x, y):
         return [x, y]
 
@@ -40,7 +40,7 @@ def test_functions_get_and_give_what_they_do_in_a_pipeline():
     data = data.map(lambda x, y: {"sum": x + y, "both": [x, y]})
     (expected,) = data.replica_batches(seed=0, start=0, total=3, replicas=range(1), num_replicas=1)
     windows = data.windows(seed=0, start=0, total=3, device=None)
-    found = row_windows.gather_batch(windows.arrays, tf.range(3), windows.functions)
-    assert found.keys() == expected.keys()
-    for name in found:
-        np.testing.assert_array_equal(found[name], expected[name])
+    gathered = row_windows.gather_batch(windows.arrays, tf.range(3), windows.functions)
+    assert gathered.keys() == expected.keys()
+    for name in gathered:
+        np.testing.assert_array_equal(gathered[name], expected[name])

@@ -118,12 +118,12 @@ def trainjob(program: list[str], directory: str) -> list[Process]:
 
 
 ALL = {f.__name__: f for f in (vertex, vertex_by_cluster_spec, kubernetes, tfjob, trainjob)}
-ENDS_WITH_CHIEF = ("vertex", "vertex_by_cluster_spec", "tfjob")  # the others are ended then
+ENDS_WITH_CHIEF = ("vertex", "vertex_by_cluster_spec", "tfjob")  # then the remaining processes are ended
 _ADDRESS = re.compile(r'[a-z][-a-z0-9.]*:2222(?=[",]|$)')
 
 
 def on_loopback(processes: list[Process], free_port) -> None:
-    """Gives each address of the platform a port here; `free_port()` returns one."""
+    """Replaces each address of the platform by a local port of `free_port()`."""
     new_address: dict[str, str] = {}
     for process in processes:
         for name, value in process.environ.items():

@@ -21,7 +21,7 @@ IMAGE = "us-central1-docker.pkg.dev/my-project/flower-app/flowers:1"
 
 @pytest.fixture
 def codelab(tmp_path):
-    """The files of a codelab user: trainer/task.py and, here, a wheel of ctl."""
+    """The files of a codelab user: trainer/task.py, and a wheel of ctl."""
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "task.py").write_text("print('flowers')\n")
     (tmp_path / WHEEL).touch()
@@ -78,7 +78,7 @@ def test_every_variant_passes_the_rules(codelab, capsys, options):
     assert text.count("--constraint /opt/constraints.txt") == text.count("pip install")
 
 
-def test_the_rules_see_what_is_wrong():
+def test_the_rules_detect_mistakes():
     valid_text = "FROM a:1\nRUN pip install --no-cache-dir tensorflow==2\n"
     valid_text += "COPY t /app/t\nUSER 1:1\nENTRYPOINT []\n"
     assert problems(valid_text) == []
@@ -105,7 +105,7 @@ def test_the_header_writes_the_same_files_again(codelab, capsys):
     assert {n: (codelab / n).read_bytes() for n in first} == first
 
 
-def test_a_file_of_one_s_own_is_not_overwritten(codelab, capsys):
+def test_a_file_of_the_user_is_not_overwritten(codelab, capsys):
     (codelab / ".dockerignore").write_text("mine\n")
     assert "exists with other content" in refused(capsys, codelab)
     assert run(capsys, codelab, "--force")[0] == 0
@@ -197,8 +197,8 @@ def test_the_steps_of_the_dockerfile_make_an_environment_that_trains(tmp_path, c
             for name in sources:
                 copy(context / name, target_path / name if target.endswith("/") else target_path)
         elif step.keyword == "RUN" and step.arguments.startswith("pip "):
-            there = step.arguments.replace("/opt/", f"{root}/opt/")
-            call(["sh", "-c", there], root, PATH=f"{root}/venv/bin:{os.environ['PATH']}")
+            local_arguments = step.arguments.replace("/opt/", f"{root}/opt/")
+            call(["sh", "-c", local_arguments], root, PATH=f"{root}/venv/bin:{os.environ['PATH']}")
     assert {"WORKDIR", "COPY", "RUN", "ENTRYPOINT"} <= set(executed)
     assert not list(root.glob("venv/lib/*/site-packages/tensorflow/include"))
     entry = exec_form(parse((context / "Dockerfile").read_text())[-1])

@@ -44,7 +44,7 @@ def test_the_lines_of_a_page_run(page, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("page", ["vertex", "kubernetes"])
-def test_an_excerpt_is_part_of_what_a_line_prints(page):
+def test_an_excerpt_is_part_of_the_output_of_a_line(page):
     printed = [manifest(arguments) for arguments in lines(page) if arguments[0] == page]
     blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
     assert blocks
@@ -55,7 +55,7 @@ def test_an_excerpt_is_part_of_what_a_line_prints(page):
 @pytest.mark.parametrize(("page", "options", "message"), [
     (page, options, message) for page in BASE for options, message in refused(page)
 ])  # fmt: skip
-def test_what_a_page_says_is_refused_is_refused(page, options, message, capsys):
+def test_options_that_a_page_lists_as_refused_are_refused(page, options, message, capsys):
     image = [] if "--image" in options else [IMAGE]
     arguments = [page, *image, *shlex.split(options), *BASE[page](options)]
     assert cli.main(["deploy", *arguments]) == 2

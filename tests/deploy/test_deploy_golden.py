@@ -39,7 +39,7 @@ def _lines(document):
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n.endswith(".yaml")])
-def test_yaml_and_json_say_the_same(name):
+def test_yaml_and_json_have_the_same_content(name):
     arguments = CASES[name]
     at = arguments.index("--")
     json_manifest = json.loads(manifest([*arguments[:at], "--format=json", *arguments[at:]]))

@@ -78,7 +78,7 @@ def test_kubernetes_schemas_take_every_object(name, version):
         kubernetes_validate.validate(pod, version, strict=True)
 
 
-def test_the_schemas_see_mistakes():
+def test_the_schemas_detect_mistakes():
     for path, value in [
         (["spec", "completion"], 3), (["spec", "completions"], "3"),
         (["spec", "podFailurePolicy", "rules"], [{"onExitCodes": {"operator": "In", "values": [1]}}]),
@@ -138,7 +138,7 @@ def test_what_is_mounted_is_a_volume_and_names_are_labels(name):
         assert len(document["metadata"]["name"]) <= 63
 
 
-def test_pods_are_told_all_addresses_in_order_and_find_their_index_themselves():
+def test_pods_receive_all_addresses_in_order_and_compute_their_index():
     objects = make_documents("--workers=3", "--storage=1Gi")
     job, service = of_kind(objects, "Job"), of_kind(objects, "Service")
     [container] = job["spec"]["template"]["spec"]["containers"]
@@ -281,7 +281,7 @@ def test_a_trainjob_s_pods_have_the_names_of_its_jobset():
     kubernetes_validate.validate(batch, "1.33", strict=True)
 
 
-def test_what_to_type_next_follows_the_flavor(capsys):
+def test_the_next_commands_depend_on_the_flavor(capsys):
     for flavor, chief in [("job", "job-completion-index=0"), ("tfjob", "replica-type=chief")]:
         options = [f"--flavor={flavor}", "--workers=2", "--storage=1Gi", "--tensorboard"]
         assert cli.main(["deploy", "kubernetes", IMAGE, *options, "--namespace=ml", *SHARED]) == 0
@@ -290,7 +290,7 @@ def test_what_to_type_next_follows_the_flavor(capsys):
         assert "kubectl port-forward --namespace=ml service/flowers-tensorboard 6006:6006" in message
 
 
-def test_it_is_said_that_deleting_by_file_deletes_the_volume(capsys):
+def test_a_note_warns_that_deletion_by_file_deletes_the_volume(capsys):
     for options, is_said in [(["--storage=1Gi"], True), (["--claim=data"], False)]:
         assert cli.main(["deploy", "kubernetes", IMAGE, *options, *SHARED]) == 0
         assert ("would delete the volume" in capsys.readouterr().err) == is_said

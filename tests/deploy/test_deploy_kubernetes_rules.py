@@ -103,7 +103,7 @@ def test_variables_that_are_the_same_in_all_processes_are_let_through(pair, caps
     assert pair.partition("=")[2] in capsys.readouterr().out
 
 
-def test_what_must_be_there_first_stands_in_the_file(capsys):
+def test_prerequisites_are_listed_in_the_file(capsys):
     arguments = ["--claim=data", "--env_from_secret=HF_TOKEN=hugging-face:token", *SHARED]
     assert cli.main(["deploy", "kubernetes", IMAGE, *arguments]) == 0
     text = capsys.readouterr().out

@@ -29,14 +29,14 @@ SWITCHES = st.sampled_from(["y", "N", "yes", "No", "on", "OFF", "true", "NULL", 
 def test_a_text_is_read_back_as_it_was_and_no_number_is_plain(given_words):
     text = manifests.as_yaml([{"words": given_words}])
     assert yaml.safe_load(text)["words"] == given_words
-    for line in text.splitlines()[1:]:  # other readers know more numbers than PyYAML
+    for line in text.splitlines()[1:]:  # other parsers accept more numbers than PyYAML
         assert not re.fullmatch(r"\s+- [-+]?\.?[0-9][0-9a-zA-Z_.+-]*", line), line
     assert json.loads(manifests.as_json({"words": given_words}))["words"] == given_words
 
 
 @given(st.lists(WORDS, max_size=5), st.text("abc _=:'\"#$\\", max_size=20))
 @settings(max_examples=100, deadline=None)
-def test_the_first_line_is_one_line_and_gives_the_same_words(program, value):
+def test_the_first_line_is_one_line_with_the_same_arguments(program, value):
     line = args.CommandLine("vertex", None, ("python", *program), ("--image=a:1", f"--env=A={value}"))
     header = manifests.file_header(line.as_text())
     assert header.count("\n") == 1
@@ -59,7 +59,7 @@ def expanded(text, variables):
 @pytest.mark.parametrize("flavor", ["job", "tfjob", "trainjob"])
 @given(st.text("$()A b", max_size=12))
 @settings(max_examples=15, deadline=None)
-def test_every_word_comes_through_what_kubernetes_makes_of_it(flavor, argument):
+def test_every_argument_is_unchanged_after_the_expansion_of_kubernetes(flavor, argument):
     options = ["--env=A=1", f"--env=B={argument}", "--tensorboard", "--evaluator", "--storage=1Gi"]
     program = ["--", "sh", f"x{argument}", f"--model_dir=/shared/f{argument}"]
     objects = make_documents(f"--flavor={flavor}", *options, program=program)
@@ -120,7 +120,7 @@ def test_a_secret_is_refused_wherever_it_stands_and_is_not_repeated(platform, op
     *(["kubernetes", IMAGE, "--workers=2", "--evaluator", f"--flavor={flavor}"]
       for flavor in ("job", "tfjob", "trainjob")),
 ])  # fmt: skip
-def test_without_a_program_the_image_s_own_runs_and_a_warning_says_so(line, capsys):
+def test_without_a_program_the_entrypoint_of_the_image_runs_with_a_warning(line, capsys):
     text = manifest(line)
     assert "command:" not in text and "args:" not in text
     assert shlex.split(text.splitlines()[0])[3:] == line
@@ -179,7 +179,7 @@ def test_no_value_changes_the_structure_of_a_document(value):
     assert yaml.safe_load(manifests.as_yaml([pool])) == pool
 
 
-def test_what_is_none_is_left_out_with_what_it_leaves_empty(template):
+def test_none_and_containers_of_none_are_omitted(template):
     name = template("a: {b: {c: <x>}, d: [<x>, {e: <x>}]}\nf: []\ng: <y>-<y>\n")
     assert manifests.fill_documents(name, {"x": None, "y": 1}) == [{"f": [], "g": "1-1"}]
     assert manifests.fill_documents(name, {"x": 0, "y": 1})[0]["a"] == {"b": {"c": 0}, "d": [0, {"e": 0}]}

@@ -50,7 +50,7 @@ def test_a_task_for_each_gpu(capsys):
     assert {"ntasks-per-node=4", "gpus-per-task=1"} <= set(requested) and "gpus-per-node=4" not in requested
 
 
-def test_what_comes_before_the_program(capsys):
+def test_commands_before_the_program(capsys):
     script, _ = make_script(
         capsys, "--module=cuda/12.4", "--module=python", "--venv=/shared/venv", "--env=A=b c", *PROGRAM
     )
@@ -84,7 +84,7 @@ def test_without_a_model_dir_a_warning_says_what_is_lost(capsys):
     (["--env=TF_CONFIG={}"], "set by the platform"),
     (["--tasks=2"], "is not an option of `ctl deploy slurm`"),
 ])  # fmt: skip
-def test_what_cannot_be_is_one_sentence_and_2(capsys, tmp_path, options, sentence):
+def test_invalid_options_are_one_sentence_and_exit_code_2(capsys, tmp_path, options, sentence):
     file = tmp_path / "job"
     out, message = make_script(capsys, *options, f"--output={file}", *PROGRAM, code=2)
     assert sentence in message and not out and not file.exists() and len(message.splitlines()) == 1
@@ -374,7 +374,7 @@ def test_the_number_of_an_array_task_is_part_of_the_program(capsys, tmp_path):
 
 
 @pytest.mark.workers
-def test_two_tasks_train_together_save_on_the_signal_and_go_on(tmp_path):
+def test_two_tasks_train_together_save_on_the_signal_and_resume(tmp_path):
     model_dir = tmp_path / "run"
     program = [sys.executable, "-m", "models.mnist", f"--model_dir={model_dir}", "--train_steps=2000",
                "--global_batch_size=32", "--export=none", "--steps_per_loop=5",

@@ -85,7 +85,7 @@ def deploy(capsys, *options, flags=()):
 
 
 @pytest.mark.slow  # the import of the client takes seconds
-def test_what_is_sent_is_what_is_written(service, client, capsys):
+def test_the_sent_job_equals_the_written_file(service, client, capsys):
     _, written = deploy(capsys, *ALL, "--format=json")
     code, captured = deploy(capsys, *ALL, "--submit")
     [(path, body)] = service.came
@@ -117,7 +117,7 @@ def test_a_refusal_of_the_service_is_quoted_unchanged_and_exit_code_1(service, c
 
 
 @pytest.mark.slow  # the import of the client takes seconds
-def test_what_google_s_client_does_not_know_is_quoted_and_not_sent(service, client, capsys):
+def test_fields_unknown_to_google_s_client_are_quoted_and_not_sent(service, client, capsys):
     code, captured = deploy(capsys, "--accelerator=NVIDIA_V1000:1", "--submit")
     assert code == 2 and service.came == []
     assert "Google's client library rejected the job: " in captured.err
@@ -125,7 +125,9 @@ def test_what_google_s_client_does_not_know_is_quoted_and_not_sent(service, clie
 
 
 @pytest.mark.slow  # the import of the client takes seconds
-def test_before_it_is_sent_warnings_are_told_and_the_file_is_written(service, client, capsys, tmp_path):
+def test_before_a_job_is_sent_warnings_are_printed_and_the_file_is_written(
+    service, client, capsys, tmp_path
+):
     path, alone = tmp_path / "job.yaml", ["--workers=2"]
     _, written = deploy(capsys, *alone, flags=["--strategy=mirrored"])
     code, captured = deploy(capsys, *alone, "--submit", f"--output={path}", flags=["--strategy=mirrored"])

@@ -33,13 +33,13 @@ def as_message(document):
 @pytest.mark.parametrize(
     "name", some_of([n for n in CASES if n.startswith("vertex")])
 )  # the import takes seconds
-def test_the_api_knows_every_field_and_word(name):
+def test_the_api_has_every_field_and_value(name):
     message = as_message(yaml.safe_load(manifest(CASES[name])))
     assert json_format.ParseDict(json_format.MessageToDict(message), type(message)()) == message
 
 
 @pytest.mark.slow
-def test_the_api_s_messages_see_mistakes():
+def test_the_api_s_messages_detect_mistakes():
     valid_job = yaml.safe_load(manifest(CASES["vertex_workers.yaml"]))
     for field, value in [
         ("workerPoolSpec", []), ("scheduling", {"restartJobsOnWorkerRestart": True}),
@@ -106,7 +106,7 @@ def test_a_study_varies_flags_and_the_program_reports_the_metric(capsys):
     assert [a for a in args if "hypertune" in a] == ["--report_hypertune=accuracy"]
 
 
-def test_words_that_look_like_numbers_stay_words(capsys):
+def test_strings_that_resemble_numbers_stay_strings(capsys):
     value_by_name = {
         "A": "1e-4",
         "B": "yes",
@@ -133,12 +133,12 @@ def test_the_next_command_has_project_and_region_of_the_image(capsys):
     assert "--project=PROJECT --region=REGION" in output.err
 
 
-def test_what_gcloud_refuses_is_sent_with_submit(capsys):
+def test_fields_that_gcloud_refuses_are_sent_with_submit(capsys):
     _, message = make_job(capsys, "--workers=2", "--evaluator")
     assert "gcloud rejects" in message and message.rstrip().endswith(" ".join(["--submit", *PROGRAM]))
 
 
-def test_what_is_to_be_filled_in_stands_in_the_file(capsys):
+def test_placeholders_are_listed_in_the_file(capsys):
     options = ["--image=REGION-docker.pkg.dev/PROJECT/app/flowers:1", "--base_output=gs://BUCKET/x"]
     _, captured = deploy(capsys, *options, "--env=NCCL_DEBUG=INFO", *PROGRAM)
     assert captured.out.splitlines()[1:6] == [
@@ -160,7 +160,7 @@ def test_what_looks_wrong_is_a_warning(capsys, options, flags, warning):
     assert (warning in message) if warning else ("warning" not in message)
 
 
-def test_the_line_of_a_json_file_is_told_since_the_file_has_no_place_for_it(capsys):
+def test_the_command_of_a_json_file_is_printed_because_json_has_no_comments(capsys):
     _, message = make_job(capsys, "--format=json")
     [note] = [line for line in message.splitlines() if line.startswith("note: JSON has no comments")]
     line = note.partition("generates the file: ")[2]
@@ -173,7 +173,7 @@ def test_without_any_place_for_the_model_there_is_a_warning(capsys):
     assert "the model has no output directory" in captured.err
 
 
-def test_a_file_is_written_once_and_told_on_stdout(capsys, tmp_path):
+def test_a_file_is_written_once_and_named_on_stdout(capsys, tmp_path):
     path = tmp_path / "new" / "job.yaml"
     code, captured = deploy(capsys, IMAGE, OUTPUT, f"--output={path}", *PROGRAM)
     assert code == 0 and captured.err == "" and captured.out.startswith(f"wrote {path}\n")
@@ -186,6 +186,6 @@ def test_a_file_is_written_once_and_told_on_stdout(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("options", [["--output=/dev/null/job.yaml"], ["--output=.", "--force"]])
-def test_what_cannot_be_written_is_one_sentence(capsys, options):
+def test_an_unwritable_file_is_one_sentence(capsys, options):
     code, captured = deploy(capsys, IMAGE, OUTPUT, *options, *PROGRAM)
     assert code == 2 and "cannot be written" in captured.err and captured.err.count("\n") == 1

@@ -102,7 +102,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(options, message, capsys, 
     ([IMAGE, "--", "sh", "-c", "DB_PASSWORD=abc python t.py"], "DB_PASSWORD, which looks like"),
     ([IMAGE, *PROGRAM, "--db=postgres://me:pw@host/db"], "has a URL with a password"),
 ])  # fmt: skip
-def test_a_line_that_is_incomplete_or_tells_secrets_is_refused(arguments, message, capsys):
+def test_an_incomplete_line_or_one_with_secrets_is_refused(arguments, message, capsys):
     code = cli.main(["deploy", "vertex", *arguments])
     captured = capsys.readouterr()
     assert code == 2 and message in captured.err and "abc" not in captured.err and "pw@" not in captured.err
@@ -115,6 +115,6 @@ def test_a_line_that_is_incomplete_or_tells_secrets_is_refused(arguments, messag
     "--page=https://host/x?to=me@host", "--password_file=/run/secrets/p", "--url=https://host:8080/x",
     "--monkey=1",
 ])  # fmt: skip
-def test_what_only_sounds_like_a_secret_is_let_through(flag, capsys):
+def test_names_that_only_resemble_secrets_are_accepted(flag, capsys):
     assert cli.main(["deploy", "vertex", IMAGE, OUTPUT, *PROGRAM, flag]) == 0
     assert flag in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Each manifest's processes, started here on loopback, train flowers with an evaluator beside."""
+"""Processes of each manifest on the loopback device: training of flowers with an evaluator."""
 
 import json
 import subprocess
@@ -13,8 +13,8 @@ from processes import start
 
 pytestmark = pytest.mark.workers
 STEPS = 20
-WAITS = "Waiting for the evaluator"
-RARER = ("vertex_by_cluster_spec", "kubernetes", "trainjob", "tfjob")
+WAITING_MESSAGE = "Waiting for the evaluator"
+SLOW_CASES = ("vertex_by_cluster_spec", "kubernetes", "trainjob", "tfjob")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,10 @@ def started(processes, tmp_path, platform):
     running, logs = {}, {}
     for process in processes:
         while process.role == "evaluator" and platform in ENDS_WITH_CHIEF:
-            if WAITS in logs["chief"].read_text(errors="replace") or running["chief"].poll() is not None:
+            if (
+                WAITING_MESSAGE in logs["chief"].read_text(errors="replace")
+                or running["chief"].poll() is not None
+            ):
                 break
             time.sleep(0.05)
         logs[process.role] = tmp_path / f"{process.role}.log"
@@ -48,7 +51,7 @@ def ended(running, platform):
     try:
         codes = {"chief": running["chief"].wait(TIMEOUT_SECS)}
         if platform in ENDS_WITH_CHIEF:
-            time.sleep(1)  # others that are done anyway may leave
+            time.sleep(1)  # processes that have completed may end
             for process in running.values():
                 process.terminate()
         else:
@@ -62,7 +65,7 @@ def ended(running, platform):
 
 
 @pytest.mark.parametrize("platform", [
-    pytest.param(name, marks=[pytest.mark.slow] if name in RARER else []) for name in ALL
+    pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_CASES else []) for name in ALL
 ])  # fmt: skip
 def test_chief_worker_and_evaluator_train_flowers(platform, folder, tmp_path):
     processes = ALL[platform]([
@@ -90,4 +93,4 @@ def test_chief_worker_and_evaluator_train_flowers(platform, folder, tmp_path):
     assert not list(job.rglob("workertemp*"))
     assert (job / "export/saved_model/saved_model.pb").is_file()
     assert (job / "model/saved_model.pb").is_file() == platform.startswith("vertex")
-    assert (WAITS in output_by_role["chief"]) == (platform in ENDS_WITH_CHIEF)
+    assert (WAITING_MESSAGE in output_by_role["chief"]) == (platform in ENDS_WITH_CHIEF)

@@ -1,4 +1,4 @@
-"""TF_CONFIG: who am I, and one sentence for every mistake."""
+"""Topology of a process from TF_CONFIG, and one sentence for every mistake."""
 
 import json
 
@@ -7,91 +7,91 @@ import pytest
 from ctl.distribute.platforms.detection import normalise, read_topology
 from ctl.distribute.topology import Topology
 
-TWO = ["a:1", "b:2"]
+WORKERS = ["a:1", "b:2"]
 
 
-def config(cluster=None, kind="worker", index=0, **more):
-    task = {"type": kind, "index": index}
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task, **more})}
+def config(cluster=None, task_type="worker", index=0, **extra_keys):
+    task = {"type": task_type, "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task, **extra_keys})}
 
 
 @pytest.mark.parametrize("environ", [
     {}, {"TF_CONFIG": ""}, {"TF_CONFIG": "  "}, {"TF_CONFIG": "{}"}, config({}), config(None),
 ])  # fmt: skip
 def test_without_a_cluster_the_process_is_alone(environ):
-    alone = read_topology(environ)
-    assert (alone.num_workers, alone.worker_index, alone.is_chief) == (1, 0, True)
-    assert alone.address is None
-    normalise(alone, environ)
+    topology = read_topology(environ)
+    assert (topology.num_workers, topology.worker_index, topology.is_chief) == (1, 0, True)
+    assert topology.address is None
+    normalise(topology, environ)
     assert environ.get("TF_CONFIG") in (None, *environ.values())
 
 
 @pytest.mark.parametrize(
-    ("kind", "index", "rank", "chief", "address"),
+    ("task_type", "index", "rank", "chief", "address"),
     [("chief", 0, 0, True, "c:9"), ("worker", 0, 1, False, "a:1"), ("worker", 1, 2, False, "b:2")],
 )
-def test_the_chief_comes_first_and_workers_follow(kind, index, rank, chief, address):
+def test_the_chief_comes_first_and_workers_follow(task_type, index, rank, chief, address):
     for name in ("chief", "master"):
-        cluster = {"worker": TWO, name: ["c:9"]}
-        task = name if kind == "chief" else kind
-        me = read_topology(config(cluster, task, index))
-        assert (me.num_workers, me.worker_index, me.is_chief) == (3, rank, chief)
-        assert me.address == address
-        assert me.task_type == kind
+        cluster = {"worker": WORKERS, name: ["c:9"]}
+        task = name if task_type == "chief" else task_type
+        topology = read_topology(config(cluster, task, index))
+        assert (topology.num_workers, topology.worker_index, topology.is_chief) == (3, rank, chief)
+        assert topology.address == address
+        assert topology.task_type == task_type
 
 
 def test_without_a_chief_worker_0_is_chief():
-    assert read_topology(config({"worker": TWO})).is_chief
-    second = read_topology(config({"worker": TWO}, index=1))
+    assert read_topology(config({"worker": WORKERS})).is_chief
+    second = read_topology(config({"worker": WORKERS}, index=1))
     assert (second.worker_index, second.is_chief, second.address) == (1, False, "b:2")
 
 
 def test_an_index_may_be_a_string():
-    assert read_topology(config({"worker": TWO}, index="1")).worker_index == 1
+    assert read_topology(config({"worker": WORKERS}, index="1")).worker_index == 1
 
 
-def test_parameter_servers_and_evaluators_are_dropped_for_those_that_train():
-    cluster = {"worker": TWO, "ps": ["p:1", "p:2"], "evaluator": ["e:1"], "chief": ["c:1"]}
-    me = read_topology(config(cluster, "worker", 1)).without_servers()
-    assert set(me.tasks) == {"chief", "worker"} and me.num_workers == 3
+def test_without_servers_drops_parameter_servers_and_evaluators():
+    cluster = {"worker": WORKERS, "ps": ["p:1", "p:2"], "evaluator": ["e:1"], "chief": ["c:1"]}
+    topology = read_topology(config(cluster, "worker", 1)).without_servers()
+    assert set(topology.tasks) == {"chief", "worker"} and topology.num_workers == 3
     ps = read_topology(config(cluster, "ps", 1))
     assert ps.address == "p:2" and not ps.is_chief
 
 
-@pytest.mark.parametrize("cluster", [{"worker": TWO}, {"worker": TWO, "evaluator": ["e:1"]}])
+@pytest.mark.parametrize("cluster", [{"worker": WORKERS}, {"worker": WORKERS, "evaluator": ["e:1"]}])
 def test_an_evaluator_need_not_be_in_the_cluster_and_is_never_chief(cluster):
-    me = read_topology(config(cluster, "evaluator"))
-    assert (me.task_type, me.is_chief) == ("evaluator", False)
+    topology = read_topology(config(cluster, "evaluator"))
+    assert (topology.task_type, topology.is_chief) == ("evaluator", False)
 
 
-def test_a_normalised_cluster_says_the_same_to_tensorflow():
-    environ = config({"worker": TWO, "master": ["c:1"], "ps": ["p:1"]}, "master", "0")
+def test_a_normalised_cluster_is_written_for_tensorflow():
+    environ = config({"worker": WORKERS, "master": ["c:1"], "ps": ["p:1"]}, "master", "0")
     normalise(read_topology(environ).without_servers(), environ)
     assert json.loads(environ["TF_CONFIG"]) == {
-        "cluster": {"worker": TWO, "chief": ["c:1"]}, "task": {"type": "chief", "index": 0},
+        "cluster": {"worker": WORKERS, "chief": ["c:1"]}, "task": {"type": "chief", "index": 0},
     }  # fmt: skip
-    again = read_topology(environ)
-    assert again == read_topology({"TF_CONFIG": again.tf_config()})
-    assert isinstance(again, Topology)
+    normalised = read_topology(environ)
+    assert normalised == read_topology({"TF_CONFIG": normalised.tf_config()})
+    assert isinstance(normalised, Topology)
 
 
-W = {"worker": TWO}
+CLUSTER = {"worker": WORKERS}
 MISTAKES = {
     "not JSON": ({"TF_CONFIG": "{cluster: 1}"}, r"not JSON.*'\{cluster: 1\}'"),
     "misspelt cluster": (
-        {"TF_CONFIG": json.dumps({"clusters": W, "task": {"type": "worker", "index": 1}})},
+        {"TF_CONFIG": json.dumps({"clusters": CLUSTER, "task": {"type": "worker", "index": 1}})},
         "unknown key 'clusters'.*Did you mean 'cluster'"),
     "misspelt task": (
-        {"TF_CONFIG": json.dumps({"cluster": W, "Task": {"type": "worker", "index": 1}})},
+        {"TF_CONFIG": json.dumps({"cluster": CLUSTER, "Task": {"type": "worker", "index": 1}})},
         "unknown key 'Task'.*Did you mean 'task'"),
-    "unknown key": (config(W, zebra=1), "unknown key 'zebra'; expected only cluster, task"),
+    "unknown key": (config(CLUSTER, zebra=1), "unknown key 'zebra'; expected only cluster, task"),
     "a task alone": (
         {"TF_CONFIG": json.dumps({"task": {"type": "worker", "index": 1}})}, "has task, but no cluster"),
     "an environment alone": ({"TF_CONFIG": '{"environment": "cloud"}'}, "has environment, but no cluster"),
     "a list": ({"TF_CONFIG": "[1]"}, r"TF_CONFIG is '\[1\]'; expected an object"),
     "cluster is a list": (config(["a:1"]), r"cluster is \['a:1'\]; expected lists of addresses"),
     "cluster is a string": (config("a:1"), r"cluster is 'a:1'"),
-    "unknown type": (config({"server": TWO}), "task type 'server'; expected one of chief, worker"),
+    "unknown type": (config({"server": WORKERS}), "task type 'server'; expected one of chief, worker"),
     "no addresses": (config({"worker": []}), r"has \[\] for 'worker'"),
     "addresses as a string": (config({"worker": "a:1"}), "has 'a:1' for 'worker'"),
     "no port": (config({"worker": ["a"]}), r"'a' for worker\[0\].*port"),
@@ -101,27 +101,27 @@ MISTAKES = {
     "no host": (config({"worker": [":80"]}), "':80'"),
     "address not a string": (config({"worker": [80]}), r"80 for worker\[0\]"),
     "address twice": (config({"worker": ["a:1", "a:1"]}), r"a:1 to both worker\[0\] and worker\[1\]"),
-    "address of two types": (config({"chief": ["a:1"], **W}), r"a:1 to both chief\[0\] and worker"),
+    "address of two types": (config({"chief": ["a:1"], **CLUSTER}), r"a:1 to both chief\[0\] and worker"),
     "master and chief": (config({"master": ["m:1"], "chief": ["c:1"]}), "both 'master' and 'chief'"),
-    "two chiefs": (config({"chief": TWO}), "2 chiefs; expected one"),
-    "no task": ({"TF_CONFIG": json.dumps({"cluster": W})}, "task None; expected type and index"),
+    "two chiefs": (config({"chief": WORKERS}), "2 chiefs; expected one"),
+    "no task": ({"TF_CONFIG": json.dumps({"cluster": CLUSTER})}, "task None; expected type and index"),
     "task without index": (
-        {"TF_CONFIG": json.dumps({"cluster": W, "task": {"type": "worker"}})}, "expected type and"),
-    "unknown task type": (config(W, "boss"), "task type is 'boss'; expected one of"),
-    "index too large": (config(W, index=2), r"worker 2, but its cluster lists 2 .*0 to 1"),
-    "index negative": (config(W, index=-1), "index is -1; expected a whole number >= 0"),
-    "index a fraction": (config(W, index=0.5), "index is 0.5"),
-    "index true": (config(W, index=True), "index is True"),
-    "index a word": (config(W, index="first"), "index is 'first'"),
-    "index null": (config(W, index=None), "index is None"),
-    "type not in the cluster": (config(W, "chief"), "chief 0, but its cluster lists no 'chief'"),
+        {"TF_CONFIG": json.dumps({"cluster": CLUSTER, "task": {"type": "worker"}})}, "expected type and"),
+    "unknown task type": (config(CLUSTER, "boss"), "task type is 'boss'; expected one of"),
+    "index too large": (config(CLUSTER, index=2), r"worker 2, but its cluster lists 2 .*0 to 1"),
+    "index negative": (config(CLUSTER, index=-1), "index is -1; expected a whole number >= 0"),
+    "index a fraction": (config(CLUSTER, index=0.5), "index is 0.5"),
+    "index true": (config(CLUSTER, index=True), "index is True"),
+    "index a string": (config(CLUSTER, index="first"), "index is 'first'"),
+    "index null": (config(CLUSTER, index=None), "index is None"),
+    "type not in the cluster": (config(CLUSTER, "chief"), "chief 0, but its cluster lists no 'chief'"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(MISTAKES))
 def test_every_mistake_is_one_sentence_that_names_it(name):
-    environ, words = MISTAKES[name]
-    with pytest.raises(ctl.UsageError, match=words) as caught:
+    environ, message = MISTAKES[name]
+    with pytest.raises(ctl.UsageError, match=message) as caught:
         read_topology(environ)
     assert "\n" not in str(caught.value) and "TF_CONFIG" in str(caught.value)
 
@@ -143,14 +143,20 @@ OTHER_MISTAKES = {
 
 @pytest.mark.parametrize("name", list(OTHER_MISTAKES))
 def test_a_platform_variable_that_is_misspelt_or_incomplete_is_refused(name):
-    environ, words = OTHER_MISTAKES[name]
-    with pytest.raises(ctl.UsageError, match=words):
+    environ, message = OTHER_MISTAKES[name]
+    with pytest.raises(ctl.UsageError, match=message):
         read_topology(environ)
 
 
 def test_keys_that_platforms_and_tensorflow_use_are_accepted():
-    more = {"environment": "cloud", "rpc_layer": "grpc", "session_master": "", "job": {}, "trial": "1"}
-    assert read_topology(config(W, index=1, **more)).worker_index == 1
+    extra_keys = {
+        "environment": "cloud",
+        "rpc_layer": "grpc",
+        "session_master": "",
+        "job": {},
+        "trial": "1",
+    }
+    assert read_topology(config(CLUSTER, index=1, **extra_keys)).worker_index == 1
     pools = {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}
     task = {"type": "workerpool1", "index": 0}
     spec = {"cluster": pools, "task": task, "environment": "cloud", "new_of_the_platform": 1}

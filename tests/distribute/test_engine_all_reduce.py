@@ -1,4 +1,4 @@
-"""The sums of a MultiWorkerMirroredStrategy over the engine: the same numbers as over TensorFlow's ring."""
+"""Sums of a MultiWorkerMirroredStrategy over the engine, compared with TensorFlow's ring."""
 
 import pytest
 import tensorflow as tf
@@ -10,18 +10,18 @@ from ctl.distribute.topology import Topology
 @pytest.mark.workers
 def test_two_workers_sum_over_the_engine_as_over_the_ring(run_program, tmp_path):
     results = [r.json for r in run_program(2, ["tests/programs/engine_paths.py", str(tmp_path)])]
-    for found in results:
-        assert found["paths"] == ["memory"]
-        assert found["sums"] and found["weights"] and found["fits"]
-        assert found["rounded"] == [True, False]  # 16 bits are for a network
-        assert found["kept"] == ["ring", "ring"]
-        assert found["unreachable"][:2] == [True, True]
-        assert "no way to rank 0" in found["refused"] or "not connected after" in found["refused"]
-    chief, other = results
+    for result in results:
+        assert result["paths"] == ["memory"]
+        assert result["sums"] and result["weights"] and result["fits"]
+        assert result["rounded"] == [True, False]  # 16 bits are for a network
+        assert result["kept"] == ["ring", "ring"]
+        assert result["unreachable"][:2] == [True, True]
+        assert "no way to rank 0" in result["refused"] or "not connected after" in result["refused"]
+    chief, worker = results
     (line,) = chief["measured"]
     assert "tcp " in line and "ring " in line and line.endswith(("-> tcp", "-> ring"))
-    assert other["measured"] == [] and other["unreachable"][2] == []
-    assert any("use TensorFlow's ring" in said for said in chief["unreachable"][2])
+    assert worker["measured"] == [] and worker["unreachable"][2] == []
+    assert any("use TensorFlow's ring" in message for message in chief["unreachable"][2])
 
 
 def test_a_worker_listens_at_the_port_after_its_own_or_at_a_free_one():
@@ -31,14 +31,14 @@ def test_a_worker_listens_at_the_port_after_its_own_or_at_a_free_one():
         with engine_all_reduce._listening(topology) as server:
             if server.getsockname()[1] != port + 1:  # another program had it
                 continue
-            with engine_all_reduce._listening(topology) as other:
-                assert other.getsockname()[1] not in (port, port + 1)
+            with engine_all_reduce._listening(topology) as other_server:
+                assert other_server.getsockname()[1] not in (port, port + 1)
             return
     raise AssertionError("the next port was never taken")
 
 
-class Service:
-    """Of coordination: a text that comes after some polls, and a task with one state for each poll."""
+class FakeCoordinationService:
+    """Coordination service that returns a text after some polls, and one health state per call."""
 
     def __init__(self, num_polls, *states):
         self.num_polls, self.states = num_polls, list(states)
@@ -55,16 +55,18 @@ class Service:
             raise state(None, None, f"{task} is gone")
 
 
-GONE, BUSY = tf.errors.UnavailableError, tf.errors.DeadlineExceededError
+UNAVAILABLE, DEADLINE_EXCEEDED = tf.errors.UnavailableError, tf.errors.DeadlineExceededError
 
 
 def test_the_wait_for_a_worker_ends_when_its_process_has_ended():
-    service = Service(100, None, GONE, BUSY, GONE, GONE, GONE)
+    service = FakeCoordinationService(
+        100, None, UNAVAILABLE, DEADLINE_EXCEEDED, UNAVAILABLE, UNAVAILABLE, UNAVAILABLE
+    )
     with pytest.raises(tf.errors.UnavailableError, match="task:1 is gone"):
         engine_all_reduce._text_of(service, "/job:worker/replica:0/task:1", "key")
     assert service.states == []
 
 
 def test_a_worker_that_is_late_is_waited_for():
-    service = Service(5, BUSY, GONE, GONE, None, GONE)
+    service = FakeCoordinationService(5, DEADLINE_EXCEEDED, UNAVAILABLE, UNAVAILABLE, None, UNAVAILABLE)
     assert engine_all_reduce._text_of(service, "/job:worker/replica:0/task:1", "key") == "text of key"

@@ -1,4 +1,4 @@
-"""The chief leaves last: TensorFlow takes a worker that outlives it for crashed."""
+"""Exit of the chief after all workers: TensorFlow reports a later worker as crashed."""
 
 import json
 import socket
@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
 from training import wait_until
 
-LEAVES = """
+EXITING_PROGRAM = """
 from ctl.distribute.platforms import detection
 from ctl.distribute import exit_barrier
 from ctl.io import exit_hook
@@ -19,33 +19,33 @@ raise exit_hook.Exit(0)
 """
 
 
-def leaving(kind: str, chief: str, worker: str) -> subprocess.Popen:
+def start_exiting_process(task_type: str, chief: str, worker: str) -> subprocess.Popen:
     cluster = {"chief": [chief], "worker": [worker]}
-    config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
-    return subprocess.Popen([sys.executable, "-c", LEAVES], env=environment(TF_CONFIG=config))
+    config = json.dumps({"cluster": cluster, "task": {"type": task_type, "index": 0}})
+    return subprocess.Popen([sys.executable, "-c", EXITING_PROGRAM], env=environment(TF_CONFIG=config))
 
 
 def test_the_chief_waits_while_another_worker_takes_connections():
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
 
-        def is_asked():
+        def has_connection():
             try:
                 server.accept()[0].close()
             except BlockingIOError:
                 return False
             return True
 
-        there, nowhere = (f"127.0.0.1:{p}" for p in (server.getsockname()[1], free_ports(1)[0]))
-        assert leaving("worker", chief=there, worker=nowhere).wait(TIMEOUT_SECS) == 0
-        assert not is_asked(), "workers do not wait for the chief"
-        chief = leaving("chief", chief=nowhere, worker=there)
+        listening, unused = (f"127.0.0.1:{p}" for p in (server.getsockname()[1], free_ports(1)[0]))
+        assert start_exiting_process("worker", chief=listening, worker=unused).wait(TIMEOUT_SECS) == 0
+        assert not has_connection(), "workers do not wait for the chief"
+        chief = start_exiting_process("chief", chief=unused, worker=listening)
         for _ in range(3):
-            wait_until(is_asked, chief)
+            wait_until(has_connection, chief)
     assert chief.wait(TIMEOUT_SECS) == 0
 
 
-TRAINING = """
+TRAINING_PROGRAM = """
 import atexit, os, pathlib, time
 from ctl.distribute.platforms import detection
 left = pathlib.Path(os.environ["LEFT"])
@@ -54,7 +54,7 @@ def leave():
     if detection.read_topology().is_chief: print("the other left before:", left.exists(), flush=True)
     else: time.sleep(2); left.touch()
 
-atexit.register(leave)                   # before all others, so it runs after them
+atexit.register(leave)                   # registered first, so it runs last
 import ctl, evaluating
 ctl.run(evaluating.Job)
 """
@@ -62,12 +62,12 @@ ctl.run(evaluating.Job)
 
 @pytest.mark.workers
 def test_workers_that_have_trained_leave_before_the_chief(tmp_path):
-    words = [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable, "-c", TRAINING,
-             f"--model_dir={tmp_path / 'run'}", "--train_steps=2", "--global_batch_size=8",
-             "--export=none"]  # fmt: skip
-    done = processes.run(
-        words, env=environment(LEFT=str(tmp_path / "left")), cwd=ROOT,
+    command = [sys.executable, "-m", "ctl.launch", "--workers=2", "--",
+               sys.executable, "-c", TRAINING_PROGRAM, f"--model_dir={tmp_path / 'run'}", "--train_steps=2",
+               "--global_batch_size=8", "--export=none"]  # fmt: skip
+    result = processes.run(
+        command, env=environment(LEFT=str(tmp_path / "left")), cwd=ROOT,
         timeout=TIMEOUT_SECS,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "the other left before: True" in done.stdout
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "the other left before: True" in result.stdout

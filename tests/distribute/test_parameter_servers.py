@@ -1,4 +1,4 @@
-"""Parameter servers without processes: words, roles, refusals, sharing, waiting."""
+"""Parameter servers without processes: options, roles, errors, data sharing and waiting."""
 
 import json
 import logging
@@ -20,26 +20,26 @@ from ctl.supervision.signals import Interruption
 TASKS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
 
 
-def set_config(monkeypatch, tasks, kind="chief"):
-    text = json.dumps({"cluster": tasks, "task": {"type": kind, "index": 0}})
+def set_config(monkeypatch, tasks, task_type="chief"):
+    text = json.dumps({"cluster": tasks, "task": {"type": task_type, "index": 0}})
     monkeypatch.setenv("TF_CONFIG", text)
 
 
-def test_the_word_is_one_of_the_words_and_other_strategies_have_no_servers():
+def test_the_strategy_has_a_name_and_other_strategies_have_no_servers():
     assert "parameter_server" in STRATEGY_NAMES
     assert not has_parameter_servers(tf.distribute.get_strategy())
     assert strategy_name(tf.distribute.get_strategy()) == "default"
 
 
 @pytest.mark.parametrize(
-    ("word", "missing"),
+    ("strategy", "missing"),
     [*(("parameter_server", k) for k in TASKS), *(("auto", k) for k in TASKS if k != "ps")],
 )
-def test_a_job_without_one_of_the_three_kinds_is_refused(monkeypatch, word, missing):
+def test_a_job_without_one_of_the_three_kinds_is_refused(monkeypatch, strategy, missing):
     tasks = {k: v for k, v in TASKS.items() if k != missing}
     set_config(monkeypatch, tasks, next(iter(tasks)))
     with pytest.raises(ctl.UsageError, match=rf'expected one chief, workers and ps. Add "{missing}"'):
-        ctl.make_strategy(word)
+        ctl.make_strategy(strategy)
 
 
 def test_a_job_without_tf_config_is_refused(monkeypatch):
@@ -59,7 +59,7 @@ def test_named_devices_are_refused(monkeypatch):
         ctl.make_strategy("parameter_server", devices=["cpu:0"])
 
 
-def test_servers_are_seen_only_by_those_who_ask(monkeypatch):
+def test_servers_are_removed_from_the_topology_on_request(monkeypatch):
     set_config(monkeypatch, TASKS)
     assert "ps" not in detection.read_topology().without_servers().tasks
     assert detection.read_topology().tasks["ps"] == ("127.0.0.1:3",)
@@ -109,7 +109,7 @@ def test_fixed_shards_go_alone():
         ("min_size:1M", [1024, 4], [1, 1]),
     ],
 )
-def test_variables_are_cut_as_the_words_say(text, shape, parts):
+def test_variables_are_cut_as_the_partitioner_specifies(text, shape, parts):
     cut = Partition.parse(text).partitioner(num_servers=4)
     assert cut(shape=tf.TensorShape(shape), dtype=tf.float32) == parts
     assert Partition().partitioner(4) is None
@@ -125,59 +125,59 @@ def test_calls_hold_all_steps_and_keep_every_worker_busy(steps, length, workers,
     assert expected[0] * expected[1] >= steps
 
 
-class Script:
-    """Answers of a probe one after the other; the last one stays. Time passes with each sleep."""
+class FakeProbe:
+    """Probe that returns the answers in turn, then repeats the last one. Each sleep advances the clock."""
 
     def __init__(self, *answers):
-        self.answers, self.now, self.asked = list(answers), 0.0, 0
+        self.answers, self.time_secs, self.num_probes = list(answers), 0.0, 0
 
     def probe(self, address):
-        self.asked += 1
+        self.num_probes += 1
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
     def sleep(self, secs):
-        self.now += secs
+        self.time_secs += secs
 
-    def how(self):
-        return {"probe": self.probe, "sleep": self.sleep, "clock": lambda: self.now}
+    def arguments(self):
+        return {"probe": self.probe, "sleep": self.sleep, "clock": lambda: self.time_secs}
 
 
 def test_a_server_leaves_after_several_refusals_in_a_row_once_the_chief_was_seen():
-    script = Script(False, False, True, False, False, True, True, False)
-    watch_chief("a:1", **script.how())
-    assert script.asked == 7 + 4
-    assert script.now < 15
+    probe = FakeProbe(False, False, True, False, False, True, True, False)
+    watch_chief("a:1", **probe.arguments())
+    assert probe.num_probes == 7 + 4
+    assert probe.time_secs < 15
 
 
-def test_a_server_waits_for_a_chief_that_is_late_and_says_so_once(caplog):
-    script = Script(*[False] * 100, True, False)
+def test_a_server_waits_for_a_late_chief_and_logs_it_once(caplog):
+    probe = FakeProbe(*[False] * 100, True, False)
     with caplog.at_level(logging.WARNING, "ctl"):
-        watch_chief("a:1", **script.how())
+        watch_chief("a:1", **probe.arguments())
     assert [r.getMessage() for r in caplog.records] == [
         "The chief at a:1 does not accept connections yet; still waiting."
     ]
 
 
 def test_the_chief_names_the_tasks_it_waits_for(caplog):
-    script = Script(*[False] * 80, True)
+    probe = FakeProbe(*[False] * 80, True)
     with caplog.at_level(logging.WARNING, "ctl"):
-        wait_for({"worker 0": "a:1", "ps 0": "b:1"}, **script.how())
+        wait_for({"worker 0": "a:1", "ps 0": "b:1"}, **probe.arguments())
     assert caplog.records[0].getMessage() == "Waiting for worker 0 at a:1, ps 0 at b:1."
-    never = Script(False)
+    absent = FakeProbe(False)
     with pytest.raises(ctl.PeerLostError, match=r"Not started within 600 s: worker 0 at a:1"):
-        wait_for({"worker 0": "a:1"}, **never.how())
+        wait_for({"worker 0": "a:1"}, **absent.arguments())
 
 
-def test_progress_is_told_and_a_stall_warned_of_once_and_a_signal_ends_the_wait(caplog):
-    now, step, notes, signals = [0.0], [5], [], Interruption()
-    look = Watch(lambda: step[0], signals, notes.append, lambda: now[0])
+def test_progress_is_reported_and_a_stall_warned_of_once_and_a_signal_ends_the_wait(caplog):
+    time_secs, step_value, notes, signals = [0.0], [5], [], Interruption()
+    watch = Watch(lambda: step_value[0], signals, notes.append, lambda: time_secs[0])
     with caplog.at_level(logging.WARNING, "ctl"):
-        for now[0] in np.arange(0.0, 80.0, 0.5):
-            assert not look()
+        for time_secs[0] in np.arange(0.0, 80.0, 0.5):
+            assert not watch()
     assert notes == [Progressed(5)]
     assert len(caplog.records) == 1 and "since step 5; still waiting" in caplog.text
-    step[0], now[0], signals.received = 6, 90.0, 15
-    assert look()
+    step_value[0], time_secs[0], signals.received = 6, 90.0, 15
+    assert watch()
     assert notes[-1] == Progressed(6)
 
 
@@ -191,8 +191,8 @@ def test_workers_share_the_batches_of_the_endless_order(start):
         )
         return [b.tolist() for b in batches.take(count).as_numpy_iterator()]
 
-    together = take((0, 1), 12)
-    assert [take((w, 3), 4) for w in range(3)] == [together[w::3] for w in range(3)]
+    expected = take((0, 1), 12)
+    assert [take((w, 3), 4) for w in range(3)] == [expected[w::3] for w in range(3)]
 
 
 def test_a_dataset_with_python_code_cannot_be_sent_and_random_operations_can():

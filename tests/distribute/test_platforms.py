@@ -14,64 +14,67 @@ CHIEF, WORKERS = POOLS["workerpool0"], POOLS["workerpool1"]
 PS, EVALUATOR = ["cmle-training-workerpool2-ab-0:2222"], ["cmle-training-workerpool3-ab-0:2222"]
 
 
-def spec(pool, index=0, job=None, **more):
+def spec(pool, index=0, job=None, **extra_pools):
     """Vertex AI's CLUSTER_SPEC."""
     task = {"type": pool, "index": index, "trial": "1"}
-    content = {"cluster": {**POOLS, **more}, "environment": "cloud", "task": task}
+    content = {"cluster": {**POOLS, **extra_pools}, "environment": "cloud", "task": task}
     return {"CLUSTER_SPEC": json.dumps(content | ({"job": job} if job is not None else {}))}
 
 
-def tf_config(cluster, kind, index=0, **more):
-    task = {"type": kind, "index": index, "trial": "1", "cloud": "ab"}
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task, **more})}
+def tf_config(cluster, task_type, index=0, **extra_pools):
+    task = {"type": task_type, "index": index, "trial": "1", "cloud": "ab"}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task, **extra_pools})}
 
 
-@pytest.mark.parametrize(("pool", "index", "kind", "rank"), [
+@pytest.mark.parametrize(("pool", "index", "task_type", "rank"), [
     ("workerpool0", 0, "chief", 0), ("workerpool1", 0, "worker", 1), ("workerpool1", 1, "worker", 2),
 ])  # fmt: skip
-def test_vertex_ai_by_cluster_spec_alone(pool, index, kind, rank):
+def test_vertex_ai_by_cluster_spec_alone(pool, index, task_type, rank):
     environ = spec(pool, index, workerpool2=PS, workerpool3=EVALUATOR)
-    me = read_topology(environ)
-    assert (me.task_type, me.task_index, me.worker_index) == (kind, index, rank)
-    assert me.without_servers().tasks == {"chief": tuple(CHIEF), "worker": tuple(WORKERS)}
-    assert me.address == POOLS[pool][index]
-    assert (me.is_chief, me.has_evaluator, me.ends_with_chief) == (rank == 0, True, True)
+    topology = read_topology(environ)
+    assert (topology.task_type, topology.task_index, topology.worker_index) == (task_type, index, rank)
+    assert topology.without_servers().tasks == {"chief": tuple(CHIEF), "worker": tuple(WORKERS)}
+    assert topology.address == POOLS[pool][index]
+    assert (topology.is_chief, topology.has_evaluator, topology.ends_with_chief) == (rank == 0, True, True)
     assert read_topology(environ).tasks["ps"] == tuple(PS)
-    normalise(me.without_servers(), environ)
-    assert read_topology(environ).tasks == me.without_servers().tasks
+    normalise(topology.without_servers(), environ)
+    assert read_topology(environ).tasks == topology.without_servers().tasks
     assert "evaluator" not in environ["TF_CONFIG"]
 
 
 def test_vertex_ai_s_parameter_server_and_evaluator():
-    more = {"workerpool2": PS, "workerpool3": EVALUATOR}
-    assert read_topology(spec("workerpool2", **more)).task_type == "ps"
-    me = read_topology(spec("workerpool3", **more))
-    assert (me.task_type, me.is_chief) == ("evaluator", False)
+    pools = {"workerpool2": PS, "workerpool3": EVALUATOR}
+    assert read_topology(spec("workerpool2", **pools)).task_type == "ps"
+    topology = read_topology(spec("workerpool3", **pools))
+    assert (topology.task_type, topology.is_chief) == ("evaluator", False)
 
 
-def test_a_job_of_one_replica_is_a_process_of_its_own():
+def test_a_job_of_one_replica_is_one_process():
     environ = {"CLUSTER_SPEC": json.dumps({
         "cluster": {"workerpool0": CHIEF}, "environment": "cloud",
         "task": {"type": "workerpool0", "index": 0, "trial": "1"},
     })}  # fmt: skip
-    me = read_topology(environ)
-    assert (me.num_workers, me.is_chief, me.platform) == (1, True, "Vertex AI")
+    topology = read_topology(environ)
+    assert (topology.num_workers, topology.is_chief, topology.platform) == (1, True, "Vertex AI")
 
 
-def reducing(spelled="worker_pool_specs", image="container_spec", uri="image_uri"):
+def reduction_server_job(
+    pools_key="worker_pool_specs", container_key="container_spec", image_key="image_uri"
+):
     server = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
-    return {spelled: [{}, {}, {image: {uri: server}}]}
+    return {pools_key: [{}, {}, {container_key: {image_key: server}}]}
 
 
 @pytest.mark.parametrize("job", [
-    reducing(), reducing("workerPoolSpecs", "containerSpec", "imageUri"), json.dumps(reducing()),
-    {"jobSpec": reducing()},
+    reduction_server_job(), reduction_server_job("workerPoolSpecs", "containerSpec", "imageUri"),
+    json.dumps(reduction_server_job()),
+    {"jobSpec": reduction_server_job()},
 ])  # fmt: skip
 def test_the_reduction_server_is_no_parameter_server(job):
-    told = spec("workerpool1", job=job, workerpool2=PS)
-    assert "ps" not in read_topology(told).tasks
+    cluster_spec = spec("workerpool1", job=job, workerpool2=PS)
+    assert "ps" not in read_topology(cluster_spec).tasks
     cluster = {"chief": CHIEF, "worker": WORKERS, "ps": PS}
-    both = {**told, **tf_config(cluster, "worker", environment="cloud")}
+    both = {**cluster_spec, **tf_config(cluster, "worker", environment="cloud")}
     assert "ps" not in read_topology(both).tasks
     inside = tf_config(cluster, "worker", environment="cloud", job=job)
     assert "ps" not in read_topology(inside).tasks
@@ -79,36 +82,36 @@ def test_the_reduction_server_is_no_parameter_server(job):
 
 
 def test_vertex_ai_s_evaluator_shows_in_cluster_spec_only():
-    mine = tf_config({"chief": CHIEF, "worker": WORKERS}, "chief", environment="cloud")
-    assert not read_topology(mine).has_evaluator
-    me = read_topology({**mine, **spec("workerpool0", workerpool3=EVALUATOR)})
-    assert (me.has_evaluator, me.ends_with_chief, me.platform) == (True, True, "Vertex AI")
+    environ = tf_config({"chief": CHIEF, "worker": WORKERS}, "chief", environment="cloud")
+    assert not read_topology(environ).has_evaluator
+    topology = read_topology({**environ, **spec("workerpool0", workerpool3=EVALUATOR)})
+    assert topology.has_evaluator and topology.ends_with_chief and topology.platform == "Vertex AI"
     evaluator = tf_config({"chief": CHIEF, "worker": WORKERS}, "evaluator", environment="cloud")
     assert read_topology(evaluator).task_type == "evaluator"
 
 
-def test_an_old_runtime_says_master():
-    me = read_topology(tf_config({"master": CHIEF, "worker": WORKERS}, "master", environment="cloud"))
-    assert (me.task_type, me.is_chief, me.ends_with_chief) == ("chief", True, True)
+def test_an_old_runtime_writes_master():
+    topology = read_topology(tf_config({"master": CHIEF, "worker": WORKERS}, "master", environment="cloud"))
+    assert (topology.task_type, topology.is_chief, topology.ends_with_chief) == ("chief", True, True)
 
 
 def test_kubeflow_lists_the_evaluator():
     cluster = {"chief": ["j-chief-0.ns.svc:2222"], "worker": ["j-worker-0.ns.svc:2222"],
                "evaluator": ["j-evaluator-0.ns.svc:2222"]}  # fmt: skip
     environ = tf_config(cluster, "chief", environment="cloud") | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    me = read_topology(environ)
-    assert (me.has_evaluator, me.ends_with_chief, me.platform) == (True, True, "Kubeflow TFJob")
-    assert "evaluator" not in me.without_servers().tasks
+    topology = read_topology(environ)
+    assert topology.has_evaluator and topology.ends_with_chief and topology.platform == "Kubeflow TFJob"
+    assert "evaluator" not in topology.without_servers().tasks
     assert not read_topology(tf_config({**cluster}, "chief")).ends_with_chief
     del cluster["chief"]  # then worker 0's end is the job's
-    me = read_topology(tf_config(cluster, "worker", environment="cloud"))
-    assert (me.is_chief, me.has_evaluator, me.ends_with_chief) == (True, True, True)
+    topology = read_topology(tf_config(cluster, "worker", environment="cloud"))
+    assert (topology.is_chief, topology.has_evaluator, topology.ends_with_chief) == (True, True, True)
 
 
-def test_kubeflow_lists_kinds_without_replicas():
+def test_kubeflow_lists_task_types_without_replicas():
     cluster = {"worker": ["a:1", "b:1"], "ps": [], "evaluator": []}
-    me = read_topology(tf_config(cluster, "worker", 1, environment="cloud"))
-    assert (me.num_workers, me.has_evaluator) == (2, False)
+    topology = read_topology(tf_config(cluster, "worker", 1, environment="cloud"))
+    assert (topology.num_workers, topology.has_evaluator) == (2, False)
 
 
 ADDRESSES = "train-0.train:2222,train-1.train:2222,train-2.train:2222"
@@ -117,18 +120,18 @@ ADDRESSES = "train-0.train:2222,train-1.train:2222,train-2.train:2222"
 @pytest.mark.parametrize("counter", ["JOB_COMPLETION_INDEX", "CTL_TASK_INDEX", "OMPI_COMM_WORLD_RANK"])
 def test_listed_addresses_and_an_index(counter):
     environ = {"CTL_WORKERS": ADDRESSES, counter: "2"}
-    me = read_topology(environ)
-    assert (me.worker_index, me.num_workers, me.address) == (2, 3, "train-2.train:2222")
-    assert not me.has_evaluator and read_topology({**environ, "CTL_EVALUATOR": "1"}).has_evaluator
+    topology = read_topology(environ)
+    assert (topology.worker_index, topology.num_workers, topology.address) == (2, 3, "train-2.train:2222")
+    assert not topology.has_evaluator and read_topology({**environ, "CTL_EVALUATOR": "1"}).has_evaluator
     assert counter in read_topology(environ).sources
 
 
-def test_an_index_of_one_s_own_goes_before_the_platform_s():
+def test_the_index_of_the_user_precedes_that_of_the_platform():
     environ = {"CTL_WORKERS": ADDRESSES, "JOB_COMPLETION_INDEX": "2", "CTL_TASK_INDEX": "1"}
     assert read_topology(environ).worker_index == 1
 
 
-def test_an_indexed_job_without_addresses_is_several_trainings():
+def test_each_pod_of_an_indexed_job_without_addresses_trains_alone():
     environ = {"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     assert read_topology(environ).num_workers == 1
     [note] = read_topology(environ).notes
@@ -138,8 +141,8 @@ def test_an_indexed_job_without_addresses_is_several_trainings():
 
 def test_sagemaker():
     environ = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
-    me = read_topology(environ)
-    assert (me.worker_index, me.tasks) == (1, {"worker": ("algo-1:8890", "algo-2:8890")})
+    topology = read_topology(environ)
+    assert (topology.worker_index, topology.tasks) == (1, {"worker": ("algo-1:8890", "algo-2:8890")})
     assert read_topology(environ | {"CTL_PORT": "3000"}).address == "algo-2:3000"
     assert read_topology({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}).num_workers == 1
 
@@ -149,7 +152,7 @@ def test_sagemaker_s_master_of_parameter_servers():
     assert read_topology(tf_config(cluster, "master")).task_type == "chief"
 
 
-def test_tf_config_decides_where_several_speak():
+def test_tf_config_precedes_other_variables():
     slurm = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2",
              "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}  # fmt: skip
     assert read_topology(slurm).num_workers == 2
@@ -159,13 +162,13 @@ def test_tf_config_decides_where_several_speak():
     assert read_topology(slurm | {"TF_CONFIG": "{}"}).num_workers == 1
 
 
-def mpi(rank, size=2, local=2, **more):
+def mpi(rank, size=2, local=2, **variables):
     return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size),
             "OMPI_COMM_WORLD_LOCAL_RANK": str(rank % local),
-            "OMPI_COMM_WORLD_LOCAL_SIZE": str(local), "PMIX_NAMESPACE": "host.1", **more}  # fmt: skip
+            "OMPI_COMM_WORLD_LOCAL_SIZE": str(local), "PMIX_NAMESPACE": "host.1", **variables}  # fmt: skip
 
 
-def test_mpi_on_one_machine_agrees_on_ports_of_its_own():
+def test_mpi_on_one_machine_agrees_on_separate_ports():
     first, second = read_topology(mpi(0)), read_topology(mpi(1))
     assert first.tasks == second.tasks and second.worker_index == 1
     assert len({*first.tasks["worker"]}) == 2
@@ -176,9 +179,9 @@ def test_mpi_on_one_machine_agrees_on_ports_of_its_own():
 
 def test_mpi_within_a_slurm_job_takes_its_hosts():
     hosts = {"SLURM_JOB_ID": "3", "SLURM_JOB_NODELIST": "n[9-11]", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
-    me = read_topology(mpi(2, size=4, local=1, SLURM_PROCID="0", **hosts))
-    assert [a.split(":")[0] for a in me.tasks["worker"]] == ["n9", "n9", "n10", "n11"]
-    assert me.worker_index == 2
+    topology = read_topology(mpi(2, size=4, local=1, SLURM_PROCID="0", **hosts))
+    assert [a.split(":")[0] for a in topology.tasks["worker"]] == ["n9", "n9", "n10", "n11"]
+    assert topology.worker_index == 2
 
 
 def test_mpi_over_several_machines_needs_their_addresses():
@@ -190,7 +193,7 @@ def test_mpi_over_several_machines_needs_their_addresses():
         read_topology(mpi(1, size=3, local=1) | listed)
 
 
-def test_mpich_and_its_kin():
+def test_mpich_and_intel_mpi():
     environ = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
     assert (read_topology(environ).worker_index, read_topology(environ).num_workers) == (1, 2)
     step = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_NTASKS": "2",

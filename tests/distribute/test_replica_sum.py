@@ -1,4 +1,4 @@
-"""Sums over replicas leave nothing behind when their trainer is gone."""
+"""Memory of sums over replicas, and their values."""
 
 import gc
 
@@ -24,22 +24,22 @@ def test_the_graph_of_a_step_on_replicas_is_released_with_its_trainer(two_replic
         )
         trainer.train(2)
 
-    known, graphs = set(ops.gradient_registry.list()), len(graphs_of_steps())
+    registered_gradients, num_graphs = set(ops.gradient_registry.list()), len(graphs_of_steps())
     train()
-    assert set(ops.gradient_registry.list()) <= known
-    assert len(graphs_of_steps()) <= graphs
+    assert set(ops.gradient_registry.list()) <= registered_gradients
+    assert len(graphs_of_steps()) <= num_graphs
 
 
 def test_one_tensor_and_a_list_are_summed_on_every_replica(two_replicas):
     @tf.function
     def sums():
-        def one(replica=None):
-            number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group + 1, tf.float32)
-            return sum_over_all_replicas(number), sum_over_all_replicas([number * [1, 2], number])
+        def sum_on_replica(replica=None):
+            value = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group + 1, tf.float32)
+            return sum_over_all_replicas(value), sum_over_all_replicas([value * [1, 2], value])
 
-        return two_replicas.run(one)
+        return two_replicas.run(sum_on_replica)
 
     single, (pair, last) = sums()
     for value, expected in ((single, 3.0), (pair, [3.0, 6.0]), (last, 3.0)):
-        for here in two_replicas.experimental_local_results(value):
-            np.testing.assert_allclose(here, expected)
+        for replica_value in two_replicas.experimental_local_results(value):
+            np.testing.assert_allclose(replica_value, expected)

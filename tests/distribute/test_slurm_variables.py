@@ -1,4 +1,4 @@
-"""Slurm's lists: hosts in their order, tasks per host, ports that jobs do not share."""
+"""Topology from Slurm's variables: host order, tasks per host, and ports that jobs do not share."""
 
 import os
 import socket
@@ -12,13 +12,14 @@ from ctl.hvd import process
 from hypothesis import given
 from hypothesis import strategies as st
 
-JOB = str(os.getpid())  # its ports are not those of the same test in another process
+JOB_ID = str(os.getpid())  # gives the same test in another process other ports
 
 
-def step(number=0, hosts="n[9-11]", per_host="1(x3)", count=3, job=JOB, **more):
-    """What srun gives one task."""
+def step(number=0, hosts="n[9-11]", per_host="1(x3)", count=3, job=JOB_ID, **extra_variables):
+    """Returns the variables that srun sets for one task."""
     return {"SLURM_PROCID": str(number), "SLURM_NTASKS": str(count), "SLURM_JOB_ID": job,
-            "SLURM_STEP_NODELIST": hosts, "SLURM_STEP_TASKS_PER_NODE": per_host, **more}  # fmt: skip
+            "SLURM_STEP_NODELIST": hosts, "SLURM_STEP_TASKS_PER_NODE": per_host,
+            **extra_variables}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "names"), [
@@ -34,7 +35,7 @@ def test_hosts_come_in_the_order_of_the_list(text, names):
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[2-1]", "n[a-b]", "n[]", "", "a,,b"])
-def test_a_list_that_cannot_be_is_refused(text):
+def test_an_invalid_list_of_hosts_is_refused(text):
     with pytest.raises(UsageError, match="list of hosts"):
         host_names(text)
 
@@ -59,10 +60,10 @@ def test_tasks_that_do_not_fit_the_hosts_are_refused(text, hosts):
 
 
 def test_tasks_are_ranks_in_blocks_of_a_host():
-    me = read_topology(step(3, per_host="2,1(x2)", count=4))
-    assert [a.split(":")[0] for a in me.tasks["worker"]] == ["n9", "n9", "n10", "n11"]
-    assert (me.worker_index, me.is_chief, me.platform) == (3, False, "Slurm")
-    first, second = (int(a.split(":")[1]) for a in me.tasks["worker"][:2])
+    topology = read_topology(step(3, per_host="2,1(x2)", count=4))
+    assert [a.split(":")[0] for a in topology.tasks["worker"]] == ["n9", "n9", "n10", "n11"]
+    assert (topology.worker_index, topology.is_chief, topology.platform) == (3, False, "Slurm")
+    first, second = (int(a.split(":")[1]) for a in topology.tasks["worker"][:2])
     assert second == first + 1
 
 
@@ -73,11 +74,11 @@ def test_without_tasks_per_host_they_are_spread_evenly():
     assert hosts == ["n9", "n9", "n10", "n10", "n11"]
 
 
-def test_a_task_that_is_elsewhere_than_its_number_says_is_refused():
-    placed = {"SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
-    assert read_topology(step(1, **placed)).worker_index == 1
+def test_a_task_whose_host_contradicts_its_number_is_refused():
+    position = {"SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
+    assert read_topology(step(1, **position)).worker_index == 1
     with pytest.raises(UsageError, match="--distribution=block"):
-        read_topology(step(1, hosts="n[1-2]", per_host="2(x2)", count=4, **placed))
+        read_topology(step(1, hosts="n[1-2]", per_host="2(x2)", count=4, **position))
 
 
 @pytest.mark.parametrize(("distribution", "hosts"), [
@@ -85,45 +86,48 @@ def test_a_task_that_is_elsewhere_than_its_number_says_is_refused():
     ("cyclic:block", "n1 n2 n1 n1"), ("plane", "n1 n1 n2 n1"), ("cyclic:cyclic,Pack", "n1 n2 n1 n1"),
 ])  # fmt: skip
 def test_the_order_of_tasks_is_that_of_the_distribution(distribution, hosts):
-    more = {"SLURM_DISTRIBUTION": distribution, "SLURM_DIST_PLANESIZE": "2"}
-    tasks = [step(i, hosts="n[1-2]", per_host="3,1", count=4, **more) for i in range(4)]
-    found = [read_topology(task) for task in tasks]
-    assert [a.split(":")[0] for a in found[0].workers] == hosts.split()
-    assert len({topology.workers for topology in found}) == 1 and len(set(found[0].workers)) == 4
+    distribution_variables = {"SLURM_DISTRIBUTION": distribution, "SLURM_DIST_PLANESIZE": "2"}
+    tasks = [step(i, hosts="n[1-2]", per_host="3,1", count=4, **distribution_variables) for i in range(4)]
+    topologies = [read_topology(task) for task in tasks]
+    assert [a.split(":")[0] for a in topologies[0].workers] == hosts.split()
+    assert (
+        len({task_topology.workers for task_topology in topologies}) == 1
+        and len(set(topologies[0].workers)) == 4
+    )
 
 
 @pytest.mark.parametrize("distribution", ["arbitrary", "plane"])
-def test_every_task_refuses_an_order_that_is_not_known(distribution):
-    for number, place in enumerate([("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]):
-        placed = dict(zip(("SLURM_NODEID", "SLURM_LOCALID"), place, strict=True))
+def test_every_task_refuses_an_unknown_order(distribution):
+    for number, node_and_local_id in enumerate([("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]):
+        position = dict(zip(("SLURM_NODEID", "SLURM_LOCALID"), node_and_local_id, strict=True))
         with pytest.raises(UsageError, match=rf"SLURM_DISTRIBUTION is '{distribution}'; expected block"):
-            read_topology(step(number, "n[1-2]", "2(x2)", 4, SLURM_DISTRIBUTION=distribution, **placed))
+            read_topology(step(number, "n[1-2]", "2(x2)", 4, SLURM_DISTRIBUTION=distribution, **position))
 
 
 @given(st.integers(0, 10**7), st.integers(0, 40), st.integers(1, 20), st.sampled_from([1, 16, 40]))
-def test_steps_of_a_job_never_share_a_port(job, number, apart, tasks):
+def test_steps_of_a_job_never_share_a_port(job, number, distance, tasks):
     def ports(step_id):
         environ = step(hosts="n1", per_host=str(tasks + 1), count=tasks + 1, job=str(job))
-        found = read_topology(environ | {"SLURM_STEP_ID": str(step_id)})
-        return {a.split(":")[1] for a in found.workers}
+        topology = read_topology(environ | {"SLURM_STEP_ID": str(step_id)})
+        return {a.split(":")[1] for a in topology.workers}
 
-    assert not ports(number) & ports(number + apart)
+    assert not ports(number) & ports(number + distance)
 
 
 def test_a_port_in_use_is_tried_again_in_the_next_step_and_names_its_variable():
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("", 0))
+        server.listen()
+        port = server.getsockname()[1]
         chosen = read_topology(step(CTL_PORT=str(port)))
         with pytest.raises(UsageError, match=f"Port {port} .* is in use.*set CTL_PORT to") as caught:
             own_port.check_port_is_free(chosen)
         assert caught.value.exit_code == 2
     computed = read_topology(step())
     port = int(computed.address.rpartition(":")[2])
-    with socket.socket() as taken:
-        taken.bind(("", port))
-        taken.listen()
+    with socket.socket() as server:
+        server.bind(("", port))
+        server.listen()
         with pytest.raises(UsageError, match=f"Port {port} .* other ports, or set CTL_PORT to") as caught:
             own_port.check_port_is_free(computed)
     assert caught.value.exit_code == 134 and "TF_CONFIG" not in str(caught.value)
@@ -133,9 +137,9 @@ def test_a_rank_of_ctl_hvd_and_the_start_of_workers_name_the_variable_too(monkey
     environ = step(hosts="127.0.0.1", per_host="2", count=2)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with socket.socket() as taken:
-        taken.bind(("", int(read_topology(environ).address.rpartition(":")[2])))
-        taken.listen()
+    with socket.socket() as server:
+        server.bind(("", int(read_topology(environ).address.rpartition(":")[2])))
+        server.listen()
         with pytest.raises(UsageError, match="other ports, or set CTL_PORT to") as caught:
             process.init()
         with pytest.raises(UsageError, match="other ports, or set CTL_PORT to"):
@@ -144,24 +148,24 @@ def test_a_rank_of_ctl_hvd_and_the_start_of_workers_name_the_variable_too(monkey
 
 
 @given(st.integers(0, 10**7), st.integers(1, 20), st.integers(1, 16), st.integers(1, 16))
-def test_neighbouring_jobs_on_one_host_never_share_a_port(job, apart, tasks, its_tasks):
+def test_neighbouring_jobs_on_one_host_never_share_a_port(job, distance, tasks, other_tasks):
     def ports(number, tasks):
         environ = step(hosts="n1", per_host=str(tasks), count=tasks, job=str(number))
-        found = read_topology(environ).tasks.get("worker", ())
-        return {int(a.split(":")[1]) for a in found}
+        topology = read_topology(environ).tasks.get("worker", ())
+        return {int(a.split(":")[1]) for a in topology}
 
-    mine = ports(job, tasks)
-    assert not mine & ports(job + apart, its_tasks)
-    assert all(15000 <= port < 32768 for port in mine)
-    many = ports(job, 40)
-    assert not many & ports(job + apart, 40) and max(many, default=0) < 32768
+    own_ports = ports(job, tasks)
+    assert not own_ports & ports(job + distance, other_tasks)
+    assert all(15000 <= port < 32768 for port in own_ports)
+    ports_of_40_tasks = ports(job, 40)
+    assert not ports_of_40_tasks & ports(job + distance, 40) and max(ports_of_40_tasks, default=0) < 32768
 
 
 def test_a_port_can_be_given():
     assert read_topology(step(CTL_PORT="5000")).address == "n9:5000"
 
 
-def test_the_script_itself_is_one_process_and_is_told_of_srun():
+def test_the_batch_script_is_one_process_and_a_note_names_srun():
     script = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0",
               "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_TASKS_PER_NODE": "1(x4)"}  # fmt: skip
     assert read_topology(script).num_workers == 1

@@ -1,4 +1,4 @@
-"""A word becomes a strategy, and what cannot be one is refused with words."""
+"""Strategies by name, and errors for invalid names, devices and options."""
 
 import json
 import os
@@ -17,35 +17,35 @@ from small_models import Small, every_step, losses
 
 
 @pytest.fixture
-def listening():
-    """The number of a port that somebody listens on."""
+def used_port():
+    """A port at which another socket listens."""
     with socket.socket() as server:
         server.bind(("", 0))
         server.listen()
         yield server.getsockname()[1]
 
 
-def set_config(monkeypatch, addresses, kind="worker", index=0, **more):
-    cluster = {"worker": addresses, **more}
-    text = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+def set_config(monkeypatch, addresses, task_type="worker", index=0, **extra_tasks):
+    cluster = {"worker": addresses, **extra_tasks}
+    text = json.dumps({"cluster": cluster, "task": {"type": task_type, "index": index}})
     monkeypatch.setenv("TF_CONFIG", text)
 
 
-@pytest.mark.parametrize("word", ["default", "one_device", "mirrored", "central_storage"])
-def test_a_word_comes_back_from_its_strategy(word):
-    assert strategy_name(ctl.make_strategy(word)) == word
+@pytest.mark.parametrize("name", ["default", "one_device", "mirrored", "central_storage"])
+def test_the_name_of_a_strategy_is_returned_for_it(name):
+    assert strategy_name(ctl.make_strategy(name)) == name
 
 
-def test_auto_takes_several_devices_if_there_are_and_one_if_asked():
+def test_auto_takes_all_devices_or_the_given_ones():
     assert ctl.make_strategy("auto").num_replicas_in_sync == 2
     assert strategy_name(ctl.make_strategy("auto", devices=["cpu:0"])) == "one_device"
     assert strategy_name(ctl.make_strategy("auto", devices=["cpu:0", "cpu:1"])) == "mirrored"
 
 
-@pytest.mark.parametrize("word", ["", "Mirrored", "gpu", "multi-worker"])
-def test_an_unknown_word_is_refused_with_all_that_there_are(word):
-    with pytest.raises(ctl.UsageError, match=rf"strategy is {word!r}; .*{', '.join(STRATEGY_NAMES)}"):
-        ctl.make_strategy(word)
+@pytest.mark.parametrize("name", ["", "Mirrored", "gpu", "multi-worker"])
+def test_an_unknown_name_is_refused_with_all_names(name):
+    with pytest.raises(ctl.UsageError, match=rf"strategy is {name!r}; .*{', '.join(STRATEGY_NAMES)}"):
+        ctl.make_strategy(name)
 
 
 @pytest.mark.parametrize("text", ["cpu:1", "CPU:1", "/cpu:1", "/device:CPU:1", "device:cpu:1", " cpu:1 "])
@@ -54,16 +54,16 @@ def test_a_device_may_be_written_in_many_ways(text):
 
 
 @pytest.mark.parametrize("text", ["cpu:7", "gpu:0", "cpu:x", "", "tpu", "cpu:01"])
-@pytest.mark.parametrize("word", ["one_device", "mirrored"])
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(word, text):
+@pytest.mark.parametrize("name", ["one_device", "mirrored"])
+def test_a_missing_device_is_refused_with_the_existing_ones(name, text):
     with pytest.raises(ctl.UsageError, match=rf"device {text!r} does not exist.*cpu:0, cpu:1"):
-        ctl.make_strategy(word, devices=[text])
+        ctl.make_strategy(name, devices=[text])
 
 
-@pytest.mark.parametrize("word", ["default", "one_device"])
-def test_one_device_with_two_is_refused(word):
-    with pytest.raises(ctl.UsageError, match=rf"'{word}' uses one device and got 2.*'mirrored'"):
-        ctl.make_strategy(word, devices=["cpu:0", "cpu:1"])
+@pytest.mark.parametrize("name", ["default", "one_device"])
+def test_one_device_with_two_is_refused(name):
+    with pytest.raises(ctl.UsageError, match=rf"'{name}' uses one device and got 2.*'mirrored'"):
+        ctl.make_strategy(name, devices=["cpu:0", "cpu:1"])
 
 
 def test_a_device_twice_is_refused():
@@ -71,7 +71,7 @@ def test_a_device_twice_is_refused():
         ctl.make_strategy("mirrored", devices=["cpu:0", "CPU:0"])
 
 
-def test_virtual_devices_after_the_start_are_refused_unless_they_are_there():
+def test_virtual_devices_after_the_start_are_refused_unless_they_exist():
     assert ctl.make_strategy("mirrored", num_virtual_devices=2).num_replicas_in_sync == 2
     tf.constant(0)
     with pytest.raises(ctl.UsageError, match="num_virtual_devices=3 was set after"):
@@ -80,18 +80,18 @@ def test_virtual_devices_after_the_start_are_refused_unless_they_are_there():
         ctl.make_strategy("mirrored", num_virtual_devices=-1)
 
 
-@pytest.mark.parametrize("word", ["default", "one_device", "mirrored"])
-def test_several_workers_that_would_train_alone_are_refused(monkeypatch, word):
+@pytest.mark.parametrize("name", ["default", "one_device", "mirrored"])
+def test_several_workers_that_would_train_alone_are_refused(monkeypatch, name):
     set_config(monkeypatch, ["127.0.0.1:1", "127.0.0.1:2"])
-    with pytest.raises(ctl.UsageError, match=rf"'{word}', but TF_CONFIG names 2 workers"):
-        ctl.make_strategy(word)
+    with pytest.raises(ctl.UsageError, match=rf"'{name}', but TF_CONFIG names 2 workers"):
+        ctl.make_strategy(name)
 
 
-@pytest.mark.parametrize("word", ["auto", "multi_worker"])
-def test_a_port_in_use_is_named(monkeypatch, listening, word):
-    set_config(monkeypatch, [f"127.0.0.1:{listening}", "127.0.0.1:9"])
-    with pytest.raises(ctl.UsageError, match=rf"Port {listening} of .* is in use"):
-        ctl.make_strategy(word)
+@pytest.mark.parametrize("name", ["auto", "multi_worker"])
+def test_a_port_in_use_is_named(monkeypatch, used_port, name):
+    set_config(monkeypatch, [f"127.0.0.1:{used_port}", "127.0.0.1:9"])
+    with pytest.raises(ctl.UsageError, match=rf"Port {used_port} of .* is in use"):
+        ctl.make_strategy(name)
 
 
 def test_devices_do_not_go_with_multi_worker(monkeypatch):
@@ -101,39 +101,40 @@ def test_devices_do_not_go_with_multi_worker(monkeypatch):
 
 
 def test_a_parameter_server_is_refused(monkeypatch):
-    set_config(monkeypatch, ["127.0.0.1:1"], kind="ps", ps=["127.0.0.1:2"])
+    set_config(monkeypatch, ["127.0.0.1:1"], task_type="ps", ps=["127.0.0.1:2"])
     with pytest.raises(ctl.UsageError, match="makes this process a 'ps'"):
         ctl.make_strategy("multi_worker")
 
 
-@pytest.mark.parametrize("word", STRATEGY_NAMES)
+@pytest.mark.parametrize("name", STRATEGY_NAMES)
 @pytest.mark.parametrize("listed", [True, False])
-def test_an_evaluator_has_a_private_strategy_whatever_the_word(monkeypatch, word, listed):
-    more = {"evaluator": ["127.0.0.1:3"]} if listed else {}
-    set_config(monkeypatch, ["127.0.0.1:1", "127.0.0.1:2"], kind="evaluator", **more)
+def test_an_evaluator_has_its_own_strategy_for_every_name(monkeypatch, name, listed):
+    extra_tasks = {"evaluator": ["127.0.0.1:3"]} if listed else {}
+    set_config(monkeypatch, ["127.0.0.1:1", "127.0.0.1:2"], task_type="evaluator", **extra_tasks)
     before = os.environ["TF_CONFIG"]
-    strategy = ctl.make_strategy(word)
+    strategy = ctl.make_strategy(name)
     assert strategy_name(strategy) == "default" and os.environ["TF_CONFIG"] == before
-    found = topology_of(strategy)
-    assert found == Topology(task_type="evaluator", has_evaluator=listed)
-    assert (found.num_workers, found.worker_index, found.is_chief, found.evaluates) == (1, 0, False, True)
+    topology = topology_of(strategy)
+    assert topology == Topology(task_type="evaluator", has_evaluator=listed)
+    assert (topology.num_workers, topology.worker_index) == (1, 0)
+    assert (topology.is_chief, topology.evaluates) == (False, True)
 
 
-def test_a_bad_tf_config_is_refused_whatever_the_word(monkeypatch):
+def test_a_bad_tf_config_is_refused_for_every_name(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{")
-    for word in STRATEGY_NAMES:
+    for name in STRATEGY_NAMES:
         with pytest.raises(ctl.UsageError, match="TF_CONFIG is not JSON"):
-            ctl.make_strategy(word)
+            ctl.make_strategy(name)
 
 
 def test_a_topology_counts_the_replicas_of_one_process(two_replicas):
     assert topology_of(two_replicas) == Topology(num_replicas=2, num_local_replicas=2)
     assert topology_of(two_replicas).is_chief
-    for word in ("default", "one_device"):
-        assert topology_of(ctl.make_strategy(word)) == Topology()
+    for name in ("default", "one_device"):
+        assert topology_of(ctl.make_strategy(name)) == Topology()
 
 
-TWICE = """
+TWO_STRATEGIES_PROGRAM = """
 import ctl, json, tensorflow as tf
 sums = []
 for dtype in (tf.float32, tf.float16):
@@ -151,13 +152,13 @@ print(json.dumps({"sums": sums}))
 
 @pytest.mark.workers
 def test_a_second_mirrored_strategy_of_a_process_does_not_mix_with_the_first(run_program):
-    result = run_program(1, ["-c", TWICE])[0]
+    result = run_program(1, ["-c", TWO_STRATEGIES_PROGRAM])[0]
     assert result.code == 0, result.output[-500:]
     assert result.json == {"sums": [[2.0] * 5] * 2}
 
 
 class FakeResolver:
-    """Answers as a TPU would, until something is to be run on it."""
+    """Resolver of a TPU that does not exist."""
 
     def __init__(self, master="grpc://10.0.0.2:8470"):
         self._master = master
@@ -171,17 +172,19 @@ def test_a_tpu_is_connected_and_initialised_before_the_strategy_is_made(monkeypa
     monkeypatch.setattr(tf.config, "experimental_connect_to_cluster", lambda r: calls.append("connect"))
     monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda r: calls.append("init"))
     monkeypatch.setattr(tf.distribute, "TPUStrategy", lambda r: calls.append("strategy") or "made")
-    named = []
+    tpu_names = []
     resolvers = tf.distribute.cluster_resolver
-    monkeypatch.setattr(resolvers, "TPUClusterResolver", lambda tpu: named.append(tpu) or FakeResolver())
+    monkeypatch.setattr(
+        resolvers, "TPUClusterResolver", lambda tpu: tpu_names.append(tpu) or FakeResolver()
+    )
     assert strategy_factories.tpu("my-tpu") == "made"
-    assert (named, calls) == (["my-tpu"], ["connect", "init", "strategy"])
+    assert (tpu_names, calls) == (["my-tpu"], ["connect", "init", "strategy"])
     calls.clear()
     assert strategy_factories.tpu(resolver=FakeResolver("local")) == "made"
     assert calls == ["init", "strategy"], "a local TPU is connected to already"
 
 
-def test_without_a_tpu_the_word_is_refused_with_a_sentence(monkeypatch):
+def test_without_a_tpu_the_strategy_is_refused(monkeypatch):
     monkeypatch.delenv("TPU_NAME", raising=False)
     with pytest.raises(ctl.UsageError, match=r"found no TPU.*TPU_NAME"):
         ctl.make_strategy("tpu")
@@ -200,7 +203,7 @@ def test_auto_takes_the_tpu_that_the_environment_names(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("word", "how", "words"),
+    ("name", "options", "message"),
     [
         ("mirrored", {"cross_device_ops": "mpi"}, "expected one of auto, nccl"),
         ("mirrored", {"cross_device_ops": "nccl"}, "sums on GPUs"),
@@ -214,24 +217,24 @@ def test_auto_takes_the_tpu_that_the_environment_names(monkeypatch):
         ("mirrored", {"tpu": "x"}, "belongs to strategy 'tpu'"),
     ],
 )
-def test_what_does_not_go_with_a_strategy_is_refused(word, how, words):
-    with pytest.raises(ctl.UsageError, match=words):
-        ctl.make_strategy(word, **how)
+def test_options_of_another_strategy_are_refused(name, options, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        ctl.make_strategy(name, **options)
 
 
-def test_the_words_for_communication_reach_tensorflow(monkeypatch):
-    class Made(tf.distribute.MultiWorkerMirroredStrategy):
+def test_communication_options_reach_tensorflow(monkeypatch):
+    class RecordingStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         def __init__(self, communication_options):
             self.options = communication_options
 
-    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", Made)
+    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", RecordingStrategy)
     options = ctl.make_strategy("multi_worker", communication="ring", timeout_secs=7).options
     assert options.implementation == tf.distribute.experimental.CommunicationImplementation.RING
     assert options.timeout_seconds == 7
     assert ctl.make_strategy("multi_worker").options.timeout_seconds is None
 
 
-WAYS = {
+OPTIONS_BY_CASE = {
     **{("central_storage", framework): {} for framework in ("keras3", "tf_keras", "module")},
     ("mirrored", "keras3"): {"cross_device_ops": "hierarchical_copy"},
     ("mirrored", "tf_keras"): {"cross_device_ops": "hierarchical_copy"},
@@ -239,13 +242,13 @@ WAYS = {
 }
 
 
-COMMON = [("mirrored", "module")]
+FAST_CASES = [("mirrored", "module")]
 
 
-@pytest.mark.parametrize("way", some_of(WAYS, *COMMON), ids=str)
-def test_every_way_to_add_up_gives_the_numbers_of_one_device(way):
-    word, framework = way
-    how = WAYS[way]
+@pytest.mark.parametrize("case", some_of(OPTIONS_BY_CASE, *FAST_CASES), ids=str)
+def test_every_reduction_gives_the_numbers_of_one_device(case):
+    name, framework = case
+    options = OPTIONS_BY_CASE[case]
 
     def trained(strategy):
         writer = ctl.MemoryWriter()
@@ -254,6 +257,6 @@ def test_every_way_to_add_up_gives_the_numbers_of_one_device(way):
         return losses(writer), trainer.evaluate()["loss"]
 
     expected = trained("default")
-    found = trained(ctl.make_strategy(word, devices=["cpu:0", "cpu:1"], **how))
-    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
-    assert found[1] == pytest.approx(expected[1], abs=1e-5)
+    result = trained(ctl.make_strategy(name, devices=["cpu:0", "cpu:1"], **options))
+    np.testing.assert_allclose(result[0], expected[0], atol=1e-5)
+    assert result[1] == pytest.approx(expected[1], abs=1e-5)

@@ -13,7 +13,7 @@ from ctl.training import following
 from ctl.training.following import watched_checkpoints
 from ctl.training.task import Task
 from small_models import Small, every_step
-from test_app import parsed
+from test_app import parse_flags
 
 CLUSTER = {"worker": ["127.0.0.1:1", "127.0.0.1:2"], "evaluator": ["127.0.0.1:3"]}
 EVERY_2 = every_step(save=ctl.Every(steps=2), evaluate=ctl.Every(steps=2))
@@ -178,7 +178,7 @@ def test_with_an_evaluator_in_the_cluster_workers_evaluate_only_on_request(
     def evaluates(cluster):
         task = {"type": "worker", "index": 0}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
-        values = parsed("--strategy=default", f"--model_dir={tmp_path}", *arguments)
+        values = parse_flags("--strategy=default", f"--model_dir={tmp_path}", *arguments)
         settings, _ = config.read_command_line(values, {}, ctl.Trainer)
         parts = app._parts(values, settings, {}, detection.read_topology())
         return parts["intervals"].evaluate != ctl.Every()
@@ -192,7 +192,7 @@ def test_evaluating_or_exporting_only_is_refused_in_an_evaluator_task(
 ):
     (tmp_path / "checkpoints").mkdir()
     as_evaluator()
-    monkeypatch.setattr("absl.flags.FLAGS", parsed("--mode=eval", f"--model_dir={tmp_path}"))
+    monkeypatch.setattr("absl.flags.FLAGS", parse_flags("--mode=eval", f"--model_dir={tmp_path}"))
     with pytest.raises(SystemExit) as raised:
         app._main(Small, {})
     assert raised.value.code == 2 and "Leave --mode out" in capsys.readouterr().err

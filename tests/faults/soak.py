@@ -1,4 +1,4 @@
-"""Random faults over one job of two workers; the end is that of an unbroken run.
+"""Random faults in one job of two workers. The result equals that of an uninterrupted run.
 
     python tests/faults/soak.py --faults=40 --seed=1
 
@@ -21,13 +21,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "programs"), str(HERE.parent.parent)]
+DIRECTORY = Path(__file__).resolve().parent
+sys.path[:0] = [str(DIRECTORY.parent), str(DIRECTORY.parent / "programs"), str(DIRECTORY.parent.parent)]
 
 import ctl  # noqa: E402, F401  sets the environment that the warm server of the tests expects
 import training  # noqa: E402  its folder is on the path by now
 
-GAP = (12, 24)  # steps between two faults
+STEPS_BETWEEN_FAULTS = (12, 24)  # steps between two faults
 LAUNCHER = ("--max_restarts=1000", "--heartbeat_timeout_secs=10", "--backoff_secs=0.5")
 
 
@@ -35,9 +35,9 @@ LAUNCHER = ("--max_restarts=1000", "--heartbeat_timeout_secs=10", "--backoff_sec
 class Fault:
     """A fault and its effects (seconds and steps)."""
 
-    kind: str
+    fault_kind: str
     step: int
-    place: str = "a step"
+    phase: str = "a step"
     noticed_secs: float = 0.0
     recovered_secs: float = 0.0
     steps_lost: int = 0
@@ -64,7 +64,7 @@ def damage(model_dir, damage_kind):
         (directory / "manifest.json").write_bytes(b"")
 
 
-def strike(fault_kind, model_dir, launcher):
+def apply_fault(fault_kind, model_dir, launcher):
     """Causes a fault. `Soak` restarts a job if the launcher has ended too, as a platform would."""
     action, _, target = fault_kind.partition(" ")
     if target == "launcher":
@@ -81,7 +81,7 @@ KINDS = ("KILL worker 0", "KILL worker 1", "STOP worker 0", "STOP worker 1", "TE
          "damage manifest")  # fmt: skip
 
 
-PLACES = ("spawned", "starting", "compiling", "training", "saving")
+PHASES = ("spawned", "starting", "compiling", "training", "saving")
 
 
 class Soak:
@@ -122,54 +122,54 @@ class Soak:
             assert time.monotonic() < deadline, self.text()[-3000:]
             time.sleep(0.02)
 
-    def suffer(self, fault_kind):
+    def inject(self, fault_kind):
         """Causes one fault. Waits until training has progressed beyond it."""
         fault = Fault(fault_kind, self.step())
-        notices, began = self.noticed(), time.monotonic()
-        strike(fault_kind, self.model_dir, self.process)
-        fault.noticed_secs = self.until_noticed(notices, began)
+        notices, start_secs = self.noticed(), time.monotonic()
+        apply_fault(fault_kind, self.model_dir, self.process)
+        fault.noticed_secs = self.until_noticed(notices, start_secs)
         resumed = self.resumed()
         while self.resumed() == resumed:
             if self.process.poll() is not None:
                 self.stop()
                 self.start()
             time.sleep(0.02)
-            assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
-        back = self.resumed()[1]
-        self.reach(back + 1)
-        fault.recovered_secs = time.monotonic() - began
-        fault.steps_lost = max(0, fault.step - back)
+            assert time.monotonic() - start_secs < training.TIMEOUT_SECS, self.text()[-3000:]
+        resumed_step = self.resumed()[1]
+        self.reach(resumed_step + 1)
+        fault.recovered_secs = time.monotonic() - start_secs
+        fault.steps_lost = max(0, fault.step - resumed_step)
         return fault
 
-    def suffer_at_start(self, fault_kind, phase, dice):
+    def inject_at_start(self, fault_kind, phase, generator):
         """Causes a kill and a fault in the next attempt. Waits until training has progressed beyond it."""
         fault = Fault(fault_kind, self.step(), phase)
         before = self.running()
         training.send(before[1], "KILL")
-        began = time.monotonic()
+        start_secs = time.monotonic()
         while not (
             set(self.running()) == {0, 1} and not set(self.running().values()) & set(before.values())
         ):
             time.sleep(0.01)
-            assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
+            assert time.monotonic() - start_secs < training.TIMEOUT_SECS, self.text()[-3000:]
         victim = int(fault_kind[-1]) if fault_kind[-1].isdigit() else 1
         while phase != "spawned" and self.phase(victim) != phase and self.step() <= fault.step:
             time.sleep(0.005)
-            assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
-        time.sleep(dice.uniform(0.0, 1.0))
-        notices, began = self.noticed(), time.monotonic()
-        strike(fault_kind, self.model_dir, self.process)
-        fault.noticed_secs = self.until_noticed(notices, began)
+            assert time.monotonic() - start_secs < training.TIMEOUT_SECS, self.text()[-3000:]
+        time.sleep(generator.uniform(0.0, 1.0))
+        notices, start_secs = self.noticed(), time.monotonic()
+        apply_fault(fault_kind, self.model_dir, self.process)
+        fault.noticed_secs = self.until_noticed(notices, start_secs)
         self.reach(max(fault.step, self.step()) + 1)
-        fault.recovered_secs = time.monotonic() - began
+        fault.recovered_secs = time.monotonic() - start_secs
         return fault
 
-    def until_noticed(self, notices, began):
+    def until_noticed(self, notices, start_secs):
         """Waits until the launcher reports a further end, or ends. Returns the seconds since `began`."""
         while self.noticed() == notices and self.process.poll() is None:
             time.sleep(0.01)
-            assert time.monotonic() - began < training.TIMEOUT_SECS, self.text()[-3000:]
-        return time.monotonic() - began
+            assert time.monotonic() - start_secs < training.TIMEOUT_SECS, self.text()[-3000:]
+        return time.monotonic() - start_secs
 
     def running(self):
         return training.pids(self.model_dir)
@@ -200,7 +200,7 @@ def table(faults):
         "|---|---|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {f.kind} | {f.place} | {f.step} | {f.noticed_secs:.1f} | {f.recovered_secs:.1f} "
+        f"| {f.fault_kind} | {f.phase} | {f.step} | {f.noticed_secs:.1f} | {f.recovered_secs:.1f} "
         f"| {f.steps_lost} |"
         for f in faults
     ]
@@ -214,15 +214,15 @@ def main():
     parser.add_argument("--pause_secs", type=float, default=0.1)
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
-    dice = random.Random(arguments.seed)
-    kinds = [*KINDS, *(dice.choice(KINDS) for _ in range(arguments.faults))][: arguments.faults]
-    dice.shuffle(kinds)
-    phases = [PLACES[i % len(PLACES)] for i in range(len(kinds) // 2)]
+    generator = random.Random(arguments.seed)
+    kinds = [*KINDS, *(generator.choice(KINDS) for _ in range(arguments.faults))][: arguments.faults]
+    generator.shuffle(kinds)
+    phases = [PHASES[i % len(PHASES)] for i in range(len(kinds) // 2)]
     phases += [""] * (len(kinds) - len(phases))
-    dice.shuffle(phases)
+    generator.shuffle(phases)
     marks, at = [], 8
     for _ in kinds:
-        at += dice.randint(*GAP)
+        at += generator.randint(*STEPS_BETWEEN_FAULTS)
         marks.append(at)
     steps = at + 20
     base = Path(tempfile.mkdtemp(prefix="soak-"))
@@ -233,8 +233,8 @@ def main():
         soak, faults = Soak(base / "soak", steps, arguments.pause_secs), []
         for fault_kind, phase, mark in zip(kinds, phases, marks, strict=True):
             soak.reach(mark)
-            hit = soak.suffer_at_start(fault_kind, phase, dice) if phase else soak.suffer(fault_kind)
-            faults.append(hit)
+            fault = soak.inject_at_start(fault_kind, phase, generator) if phase else soak.inject(fault_kind)
+            faults.append(fault)
             print(json.dumps(vars(faults[-1])), flush=True)
         soak.reach(steps)
         code = soak.process.wait(training.TIMEOUT_SECS)

@@ -54,7 +54,7 @@ def test_the_newest_one_damaged_is_passed_over_and_set_aside(jobs, unbroken, run
     result = jobs(run)
     assert result.code == 0 and result.json["began"] == 4, result.output
     assert result.json["final"] == unbroken
-    assert checkpoints(run) == [2, 4, 6, 8]  # saved again where the damaged one was
+    assert checkpoints(run) == [2, 4, 6, 8]  # saved again in the same place
     aside = run / "checkpoints" / "damaged" / "ckpt-6"
     assert {p.name: p.read_bytes() for p in aside.iterdir()} == before
     assert f"Moved the damaged checkpoint ckpt-6 to {aside}" in result.output
@@ -79,7 +79,7 @@ def test_all_damaged_is_an_error_and_nothing_is_moved(jobs, run):  # noqa: F811
 
 
 @pytest.mark.parametrize("content", [None, b"", b'model_checkpoint_path: "ck', b"\xff\x00"])
-def test_tensorflow_s_state_file_is_not_asked(jobs, unbroken, run, content):  # noqa: F811
+def test_tensorflow_s_state_file_is_not_read(jobs, unbroken, run, content):  # noqa: F811
     state_file = run / "checkpoints" / "checkpoint"
     if content is not None:
         state_file.write_bytes(content)

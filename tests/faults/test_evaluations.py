@@ -42,7 +42,7 @@ def test_sigterm_within_a_long_evaluation_is_heard_and_its_steps_are_saved(tmp_p
 
 @pytest.mark.parametrize("unknown", ["", pytest.param("1", marks=pytest.mark.slow)])
 def test_a_bad_record_on_one_worker_ends_the_job_and_its_steps_are_saved(tmp_path, unknown):
-    """With data of unknown length the others wait in the graph: then the save comes before."""
+    """With data of unknown length the other workers wait in the graph, so the save is made earlier."""
     job = start(tmp_path / "run", EVAL="bad:1", UNKNOWN=unknown)
     output, _ = job.communicate(timeout=TIMEOUT_SECS)
     assert job.returncode == 1, output[-3000:]
@@ -57,7 +57,7 @@ def test_ctrl_c_on_one_worker_and_sigterm_on_another_are_one_end(tmp_path):
             wait_until(lambda index=worker: "evaluating" in log_of(tmp_path / "run", index), job)
         for worker, name in enumerate(("INT", "TERM")):
             send(pids(tmp_path / "run")[worker], name)
-        (tmp_path / "go").touch()  # until here they could not agree on one
+        (tmp_path / "go").touch()  # until now the workers could not agree on a step
         output, _ = job.communicate(timeout=TIMEOUT_SECS)
     finally:
         job.kill()

@@ -11,7 +11,7 @@ import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
 from launching import wait_for
-from test_lease import HOLDS
+from test_lease import HOLDER_PROGRAM
 
 pytestmark = pytest.mark.workers
 
@@ -48,9 +48,9 @@ def launched(tmp_path_factory):
 def test_an_evaluator_beside_a_worker_has_its_numbers_and_ends_with_it(launched):
     model_dir, result = launched
     assert result.returncode == 0, result.stderr
-    inline, ours = (numbers(model_dir / name) for name in ("metrics.jsonl", "evaluations.jsonl"))
-    assert [step for step, *_ in ours] == [10, 20, 30]
-    for separate_row, inline_row in zip(ours, inline, strict=True):
+    inline, evaluations = (numbers(model_dir / name) for name in ("metrics.jsonl", "evaluations.jsonl"))
+    assert [step for step, *_ in evaluations] == [10, 20, 30]
+    for separate_row, inline_row in zip(evaluations, inline, strict=True):
         assert separate_row == pytest.approx(inline_row, abs=1e-6)
     log = (model_dir / "workers" / "evaluator_0.log").read_text()
     assert "the training has ended (done) at step 30" in log and "Traceback" not in log
@@ -82,21 +82,23 @@ def start(tmp_path, launched):
 
 def evaluator_beside_a_training(model_dir, begin):
     """Starts an evaluator, then a process that claims to train in the directory."""
-    watching = begin([*MNIST, f"--model_dir={model_dir}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    evaluator = begin(
+        [*MNIST, f"--model_dir={model_dir}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     training = begin(
-        [sys.executable, "-c", HOLDS, str(model_dir / "LOCK"), "1"],
+        [sys.executable, "-c", HOLDER_PROGRAM, str(model_dir / "LOCK"), "1"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert training.stdout.readline() == "held\n"
-    return watching, training
+    return evaluator, training
 
 
 def test_when_training_was_killed_the_rest_is_evaluated_and_the_exit_code_is_134(start):
     model_dir, begin = start
-    watching, training = evaluator_beside_a_training(model_dir, begin)
+    evaluator, training = evaluator_beside_a_training(model_dir, begin)
     training.kill()  # long before the evaluator has imported TensorFlow
-    out, _ = watching.communicate(timeout=TIMEOUT_SECS)
-    assert watching.returncode == 134, out
+    out, _ = evaluator.communicate(timeout=TIMEOUT_SECS)
+    assert evaluator.returncode == 134, out
     assert [step for step, *_ in numbers(model_dir / "evaluations.jsonl")] == [10, 20, 30]
     last_line = out.splitlines()[-1]
     assert f"process {training.pid}, died after step 7" in last_line
@@ -105,14 +107,14 @@ def test_when_training_was_killed_the_rest_is_evaluated_and_the_exit_code_is_134
 
 def test_sigterm_ends_a_waiting_evaluator_with_143_and_loses_nothing(start):
     model_dir, begin = start
-    watching, _ = evaluator_beside_a_training(model_dir, begin)
+    evaluator, _ = evaluator_beside_a_training(model_dir, begin)
     evaluated_file = model_dir / "evaluated.json"
     wait_for(
         lambda: evaluated_file.exists() and len(json.loads(evaluated_file.read_text())["evaluated"]) == 3
     )
-    watching.send_signal(signal.SIGTERM)
-    out, _ = watching.communicate(timeout=TIMEOUT_SECS)
-    assert watching.returncode == 143, out
+    evaluator.send_signal(signal.SIGTERM)
+    out, _ = evaluator.communicate(timeout=TIMEOUT_SECS)
+    assert evaluator.returncode == 143, out
     assert out.splitlines()[-1].startswith("Stopped by SIGTERM after 3 evaluations")
 
 

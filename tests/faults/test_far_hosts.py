@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="ends with its parent on Linux only"),
 ]
 BACKOFF = "--backoff_secs=0.1"
-FAR = """
+HOST_PROGRAM = """
 print("on", os.environ.get("FAR_HOST", "here"), flush=True)
 attempt = int(os.environ["CTL_ATTEMPT"])
 """
@@ -40,7 +40,7 @@ def ssh(job):
     }
 
 
-def far(job, text):
+def with_directory(job, text):
     """Returns a program that contains its directory."""
     return f"here = pathlib.Path({str(job.dir)!r})\n" + text
 
@@ -60,7 +60,7 @@ def calls(job):
 
 def test_each_host_gets_its_workers_with_addresses_in_its_name(job, ssh):
     code, out, err = job.run(
-        far(job, FAR + "print(json.dumps(task)); sys.exit(0)"),
+        with_directory(job, HOST_PROGRAM + "print(json.dumps(task)); sys.exit(0)"),
         "-H", "me@host1:2,host2", "--port=3333", env=ssh,
     )  # fmt: skip
     assert (code, err) == (0, f"ctl launch: starting 3 processes, logs in {job.logs}\n")
@@ -73,7 +73,7 @@ def test_each_host_gets_its_workers_with_addresses_in_its_name(job, ssh):
     assert out.decode() == job.log(0) and job.attempts[0]["hosts"] == ["me@host1"] * 2 + ["host2"]
 
 
-def test_ssh_gets_a_list_of_words_and_nothing_of_the_environment(job, ssh):
+def test_ssh_receives_a_list_of_arguments_and_no_environment(job, ssh):
     arguments = ["it's", "$(touch owned)", "a b", "; exit 7", "*"]
     code, out, _ = job.run(
         "print(sys.argv[1:], os.getcwd(), os.environ.get('A_SECRET'))",
@@ -87,7 +87,8 @@ def test_ssh_gets_a_list_of_words_and_nothing_of_the_environment(job, ssh):
 
 def test_one_host_of_two_may_be_this_machine_and_runs_directly(job, ssh):
     this_host = os.uname().nodename
-    code, _, _ = job.run(far(job, FAR + "print(json.dumps(task))"), "-H", f"{this_host}:1,host2:1", env=ssh)
+    program = with_directory(job, HOST_PROGRAM + "print(json.dumps(task))")
+    code, _, _ = job.run(program, "-H", f"{this_host}:1,host2:1", env=ssh)
     assert code == 0 and len(calls(job)) == 1
     assert job.log(0).startswith("on here\n") and job.log(1).startswith("on host2\n")
     addresses = json.loads(job.log(1).splitlines()[1])["cluster"]["worker"]
@@ -96,9 +97,9 @@ def test_one_host_of_two_may_be_this_machine_and_runs_directly(job, ssh):
 
 def test_exit_codes_and_signals_come_through_and_the_job_is_started_again(job, ssh):
     code, _, err = job.run(
-        far(
+        with_directory(
             job,
-            FAR
+            HOST_PROGRAM
             + """
 if job == 1 and attempt == 1: os.kill(os.getpid(), signal.SIGKILL)
 if attempt == 2: sys.exit(3 * (job == 1))
@@ -123,7 +124,7 @@ def test_a_signal_reaches_workers_of_other_machines_once(job, ssh, signum, code)
     assert [job.log(i) for i in range(2)] == [f"ready\ngot {signal.Signals(signum).name}\n"] * 2
 
 
-STUBBORN = """
+SIGTERM_IGNORING_PROGRAM = """
 import subprocess
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
@@ -137,28 +138,30 @@ def pids(job, count=2):
 
 
 @pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGTERM"])
-def test_far_workers_and_what_they_started_end_with_the_launcher(job, ssh, signal_name):
-    job.start(STUBBORN, "-H", "host1,host2", "--grace_secs=0.5", env=ssh)
-    there = pids(job)
-    assert all(map(is_alive, there))
+def test_remote_workers_and_their_children_end_with_the_launcher(job, ssh, signal_name):
+    job.start(SIGTERM_IGNORING_PROGRAM, "-H", "host1,host2", "--grace_secs=0.5", env=ssh)
+    worker_pids = pids(job)
+    assert all(map(is_alive, worker_pids))
     job.process.send_signal(signal.Signals[signal_name])
     job.end()
-    wait_for(lambda: not any(map(is_alive, there)))
+    wait_for(lambda: not any(map(is_alive, worker_pids)))
 
 
 def test_far_workers_end_with_their_connection_and_the_host_is_named(job, ssh):
-    job.start(STUBBORN, "-H", "host1,host2", "--grace_secs=0.5", "--max_restarts=0", env=ssh)
-    there = pids(job)
+    job.start(
+        SIGTERM_IGNORING_PROGRAM, "-H", "host1,host2", "--grace_secs=0.5", "--max_restarts=0", env=ssh
+    )
+    worker_pids = pids(job)
     os.kill(calls(job)[1]["pid"], signal.SIGKILL)
     code, _ = job.end()
     assert code == 137
-    wait_for(lambda: not any(map(is_alive, there)))
+    wait_for(lambda: not any(map(is_alive, worker_pids)))
 
 
 def test_a_host_that_cannot_be_reached_is_named_and_tried_again(job, ssh):
     (job.dir / "dead").write_text("host2")
     job.start(
-        far(job, "print('attempt', os.environ['CTL_ATTEMPT'])\nwait_for((here / 'up').exists)"),
+        with_directory(job, "print('attempt', os.environ['CTL_ATTEMPT'])\nwait_for((here / 'up').exists)"),
         "-H", "host1,host2", BACKOFF, "--grace_secs=1", "--max_restarts=50", env=ssh,
     )  # fmt: skip
     wait_for(lambda: job.attempts)
@@ -283,7 +286,7 @@ def test_workers_in_two_networks_reach_each_other_at_their_addresses(job, ssh, t
 @pytest.mark.slow
 @pytest.mark.skipif(not networks(), reason="no rights to make network namespaces")
 def test_training_over_two_networks_goes_on_after_a_lost_connection(job, ssh, two_networks):
-    """TensorFlow's own workers, found at the addresses that the launcher gave them."""
+    """Workers of TensorFlow connect to the addresses that the launcher assigns."""
     local_network, remote_network = two_networks
     run = job.dir / "run"
     options = [f"--model_dir={run}", "--train_steps=300", "--save_every_steps=20"]

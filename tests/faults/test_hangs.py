@@ -84,7 +84,7 @@ def test_a_stopped_peer_of_one_that_lost_it_is_the_cause_and_killed_at_once(job)
     assert job.attempts[0]["failed"]["task"] == "worker 1"
 
 
-def test_training_without_a_step_is_a_hang_when_asked_for(job):
+def test_training_without_a_step_is_a_hang_on_request(job):
     code, _, err = job.run(TRAINING + "train_for_ever()", "--workers=2", "--hang_timeout_secs=2", BACKOFF)
     assert code == 0
     assert re.search(r"worker \d \(job \d\) completed no step for \d+ s \(last at step 7", err)
@@ -102,7 +102,7 @@ for _ in range(100): beat(30, "evaluating", 30.0)  # 5 s at least
     assert code == 0 and len(err.splitlines()) == 1
 
 
-def test_a_worker_that_never_comes_is_named_when_others_have(job):
+def test_a_worker_that_never_connects_is_named(job):
     code, _, err = job.run(
         TRAINING + "if job == 0: train_for_ever(0)\nwait_for(lambda: False)",
         "--workers=2", "--startup_timeout_secs=3", BACKOFF,
@@ -196,7 +196,7 @@ def test_an_old_heartbeat_is_cleared_before_each_attempt(job):
     assert job.log("job_0.attempt1") == job.log(0) == "0\n"
 
 
-def test_a_worker_is_told_its_attempt_and_its_timeouts(job):
+def test_a_worker_receives_its_attempt_and_its_timeouts(job):
     code, out, _ = job.run(
         """
         print({k: v for k, v in sorted(os.environ.items())

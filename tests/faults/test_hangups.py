@@ -11,7 +11,7 @@ from launching import TELL_SIGNALS, wait_for
 from training import output_of, run, saved, started, wait_until
 
 pytestmark = pytest.mark.workers
-WAITS = TELL_SIGNALS + "wait_for(lambda: got)\nsys.exit(143)\n"
+WAITING_PROGRAM = TELL_SIGNALS + "wait_for(lambda: got)\nsys.exit(143)\n"
 
 
 def test_a_closed_terminal_saves_a_checkpoint_and_ends_with_143(tmp_path):
@@ -43,7 +43,7 @@ def test_a_closed_terminal_of_the_launcher_saves_a_checkpoint_on_all_workers(tmp
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_launcher_passes_sigterm_on_once(job, count):
-    job.start(WAITS, "--workers=2")
+    job.start(WAITING_PROGRAM, "--workers=2")
     job.wait_for_logs("ready")
     for _ in range(count):
         os.kill(job.process.pid, signal.SIGHUP)
@@ -52,7 +52,7 @@ def test_the_launcher_passes_sigterm_on_once(job, count):
     assert all(job.log(i).count("got SIGTERM") == 1 for i in range(2))
 
 
-def test_under_nohup_the_launcher_and_its_workers_go_on(job):
+def test_under_nohup_the_launcher_and_its_workers_continue(job):
     job.start(
         "print('ready', flush=True)\nwait_for((here / 'go').exists)\nprint('done', flush=True)\n",
         under=["nohup"],
@@ -64,7 +64,7 @@ def test_under_nohup_the_launcher_and_its_workers_go_on(job):
     assert code == 0 and "done" in job.log(0)
 
 
-IGNORES = """
+IGNORING_PROGRAM = """
 import os, signal
 from ctl.supervision import signals
 with signals.immediate_exit(), signals.Interruption() as received:
@@ -78,19 +78,24 @@ print("alive", flush=True)
 
 def test_under_nohup_a_worker_does_not_hear_of_it():
     result = subprocess.run(
-        ["nohup", sys.executable, "-c", IGNORES], env=environment(), cwd=ROOT, capture_output=True,
+        ["nohup", sys.executable, "-c", IGNORING_PROGRAM], env=environment(), cwd=ROOT, capture_output=True,
         text=True, timeout=TIMEOUT_SECS, check=False,
     )  # fmt: skip
     assert result.stdout == "ignored None\nalive\n", result.stderr
 
 
 def test_a_real_terminal_that_closes_ends_the_launcher_after_its_workers_have_saved(job):
-    """The session leader is the launcher; its terminal goes away."""
+    """The session leader is the launcher, and its terminal is closed."""
     import pty
 
     controller, terminal = pty.openpty()
     process = job.start(
-        WAITS, "--workers=2", stdin=terminal, stdout=terminal, stderr=terminal, under=["setsid", "--ctty"]
+        WAITING_PROGRAM,
+        "--workers=2",
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        under=["setsid", "--ctty"],
     )
     os.close(terminal)
     job.wait_for_logs("ready")

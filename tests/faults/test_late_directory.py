@@ -12,12 +12,12 @@ def outcomes(run_program, tmp_path_factory):
     return chief.json, other.json
 
 
-def test_a_worker_waits_for_a_checkpoint_that_it_does_not_see_yet(outcomes):
+def test_a_worker_waits_for_a_checkpoint_that_is_not_visible_yet(outcomes):
     assert [worker["late"] for worker in outcomes] == [{"step": 3}, {"step": 3}]
 
 
 @pytest.mark.parametrize("case", ["never", "other content"])
-def test_a_worker_that_never_sees_it_ends_the_job_with_134_on_all_workers(case, outcomes):
+def test_a_checkpoint_that_never_becomes_visible_ends_the_job_with_134_on_all_workers(case, outcomes):
     chief, other = (worker[case] for worker in outcomes)
     assert chief["code"] == other["code"] == 134
     assert "Worker 1 could not restore a checkpoint; its log has the reason" in chief["error"]

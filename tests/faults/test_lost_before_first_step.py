@@ -9,14 +9,14 @@ from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
 from training import command
 
 pytestmark = pytest.mark.workers
-RARER = [
+SLOW_CASES = [
     pytest.param(phase, worker, marks=pytest.mark.slow)
     for phase, worker in [("data", 1), ("trace", 1), ("build", 0), ("eval_data", 1)]
 ]
 
 
 @pytest.mark.parametrize(
-    ("phase", "lost"), [("build", 1), ("eval_trace", 1), ("choice", 1), ("choice", 0), *RARER]
+    ("phase", "lost"), [("build", 1), ("eval_trace", 1), ("choice", 1), ("choice", 0), *SLOW_CASES]
 )
 def test_the_other_worker_can_be_retried(phase, lost, tmp_path):
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]

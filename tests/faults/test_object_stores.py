@@ -29,16 +29,16 @@ BACKOFF = ("--backoff_secs=0.2",)
 @pytest.fixture
 def bucket(tmp_path):
     """Returns bucket(*options) -> a directory in a mounted bucket; .refused() lists refused operations."""
-    process, where = [], tmp_path / "bucket"
+    process, mount_point = [], tmp_path / "bucket"
 
     class Bucket:
-        path = where / "b"
+        path = mount_point / "b"
 
         def __call__(self, *options):
-            where.mkdir()
+            mount_point.mkdir()
             log = f"--refused={tmp_path / 'refused'}"
             process.append(subprocess.Popen(
-                [sys.executable, str(PROGRAMS / "object_store.py"), str(where), log, *options],
+                [sys.executable, str(PROGRAMS / "object_store.py"), str(mount_point), log, *options],
                 stdout=subprocess.PIPE, text=True,
             ))  # fmt: skip
             first_line = process[0].stdout.readline()
@@ -59,23 +59,23 @@ def bucket(tmp_path):
         except subprocess.TimeoutExpired:
             process[0].kill()
             process[0].wait()
-        unmount(where)
+        unmount(mount_point)
 
 
-def events(model_dir, steps, which="train", missing=0):
+def events(model_dir, steps, run_name="train", missing=0):
     """Steps of the losses that TensorBoard shows, when the listing shows all `steps` but `missing`."""
 
     def listed():
-        shown = scalar_steps(model_dir / "logs" / which)
+        shown = scalar_steps(model_dir / "logs" / run_name)
         return shown if len(set(steps) - set(shown)) <= missing else None
 
     return wait_until(listed)
 
 
 def test_a_mounted_bucket_is_found_by_its_type(bucket, tmp_path):
-    where = bucket()
-    (tmp_path / "link").symlink_to(where)
-    assert paths.has_rename(tmp_path) and not paths.has_rename(where / "run" / "checkpoints")
+    mount_point = bucket()
+    (tmp_path / "link").symlink_to(mount_point)
+    assert paths.has_rename(tmp_path) and not paths.has_rename(mount_point / "run" / "checkpoints")
     assert not paths.has_rename(tmp_path / "link" / "run")
 
 
@@ -92,7 +92,7 @@ def assert_complete(model_dir, bucket, output):
     assert steps == sorted(set(steps)), "taken back where the run went back"
 
 
-def test_a_killed_run_in_a_bucket_goes_on_as_on_a_disk(bucket, unbroken):
+def test_a_killed_run_in_a_bucket_resumes_as_on_a_disk(bucket, unbroken):
     model_dir = bucket("--delay_secs=3") / "run"
     options = ["--export=keras,saved_model"]
     assert run(model_dir, *options, faults="kill@27").code == -9
@@ -122,19 +122,19 @@ def test_heartbeats_are_kept_out_of_a_bucket(bucket):
     assert paths.has_rename(path) and path.name.startswith("job_0.")
 
 
-PLACES = ("mid_data", "before_index", "before_manifest", "before_deleting")
+KILL_POSITIONS = ("mid_data", "before_index", "before_manifest", "before_deleting")
 
 
 @pytest.mark.parametrize(
     "save_mode", ["at once", pytest.param("in the background", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("kill_place", some_of(PLACES, "before_manifest", "before_deleting"))
+@pytest.mark.parametrize("kill_position", some_of(KILL_POSITIONS, "before_manifest", "before_deleting"))
 def test_a_save_killed_in_a_bucket_costs_at_most_one_interval(
-    jobs, final, bucket, kill_place, save_mode  # noqa: F811
+    jobs, final, bucket, kill_position, save_mode  # noqa: F811
 ):  # fmt: skip
     model_dir = bucket("--delay_secs=30") / "run"  # no new file is listed during the test
     arguments = ["--keep=1", *(["--background"] if save_mode != "at once" else [])]
-    assert jobs(model_dir, *arguments, faults=f"kill:{kill_place}@4").code == -9
+    assert jobs(model_dir, *arguments, faults=f"kill:{kill_position}@4").code == -9
     before = checkpoints(model_dir)
     assert before and set(before) <= {2, 4}
     result = jobs(model_dir, *arguments)

@@ -1,4 +1,4 @@
-"""Stop anywhere and give the same command again: the losses are those of an unbroken run, bit for bit."""
+"""Stopped runs that the same command resumes: the losses of an uninterrupted run, bit for bit."""
 
 import json
 import os

@@ -29,7 +29,7 @@ def test_a_save_killed_at_any_point_costs_at_most_one_interval(
     "fault_position",
     some_of(["while_replacing", "before_commit", "mid_data"], "while_replacing", "before_commit"),
 )
-def test_a_step_that_is_saved_again_is_there_at_every_moment(
+def test_a_step_that_is_saved_again_exists_at_every_moment(
     jobs, unbroken, tmp_path, fault_position  # noqa: F811
 ):  # fmt: skip
     assert jobs(tmp_path, "--keep=1").code == 0
@@ -45,12 +45,12 @@ WITHOUT_RENAMING = ("mid_data", "before_index", "before_manifest", "before_commi
 
 
 @pytest.mark.parametrize("fault_position", some_of(WITHOUT_RENAMING, "before_manifest", "before_commit"))
-def test_in_an_object_store_what_has_no_marker_is_not_listed(
+def test_in_an_object_store_a_checkpoint_without_a_marker_is_not_listed(
     jobs, unbroken, tmp_path, fault_position  # noqa: F811
 ):  # fmt: skip
     """Promise 27: without renaming anything."""
     assert jobs(tmp_path, "--mounted", "--keep=1", faults=f"kill:{fault_position}@4").code == -9
-    marked = fault_position == "before_commit"  # here the marker is the commit
+    marked = fault_position == "before_commit"  # the marker is the commit
     assert checkpoints(tmp_path) == ([2, 4] if marked else [2])
     assert ("ckpt-4" in names(tmp_path / "checkpoints")) and "tmp-ckpt-4" not in names(
         tmp_path / "checkpoints"

@@ -21,20 +21,23 @@ from training import (
 )
 
 pytestmark = pytest.mark.workers
-SLOWLY = {"PAUSE_SECS": "0.3"}
+SLOW_STEPS = {"PAUSE_SECS": "0.3"}
 
 
 @pytest.mark.parametrize(
-    "whom", ["the launcher", *(pytest.param(w, marks=pytest.mark.slow) for w in ("one worker", "all"))]
+    "signal_target",
+    ["the launcher", *(pytest.param(w, marks=pytest.mark.slow) for w in ("one worker", "all"))],
 )
-def test_after_sigterm_one_checkpoint_at_one_step_and_a_resume_that_loses_none(whom, tmp_path, unbroken):
-    with started(tmp_path / "run", workers=2, **SLOWLY) as process:
+def test_after_sigterm_one_checkpoint_at_one_step_and_a_resume_that_loses_none(
+    signal_target, tmp_path, unbroken
+):
+    with started(tmp_path / "run", workers=2, **SLOW_STEPS) as process:
         wait_until(lambda: len(trace(tmp_path / "run")) >= 7, process)
         workers = pids(tmp_path / "run")
         assert sorted(workers) == [0, 1]
-        if whom == "the launcher":
+        if signal_target == "the launcher":
             process.send_signal(signal.SIGTERM)
-        for index in {"the launcher": [], "one worker": [1], "all": [0, 1]}[whom]:
+        for index in {"the launcher": [], "one worker": [1], "all": [0, 1]}[signal_target]:
             send(workers[index], "TERM")
         code = process.wait(TIMEOUT_SECS)
     last = max(trace(tmp_path / "run"))
@@ -56,7 +59,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 
 def test_ctrl_c_in_a_single_process_is_one_line_and_a_checkpoint(tmp_path, unbroken):
-    with started(tmp_path / "run", **SLOWLY) as process:
+    with started(tmp_path / "run", **SLOW_STEPS) as process:
         wait_until(lambda: len(trace(tmp_path / "run")) >= 7, process)
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_SECS) == 130
@@ -78,7 +81,7 @@ def test_a_stop_at_any_step_leaves_no_trace_in_the_numbers(step, tmp_path, unbro
 
 
 @pytest.mark.parametrize("workers", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
-def test_a_job_of_two_workers_goes_on_with_another_number(workers, tmp_path, unbroken):
+def test_a_job_of_two_workers_resumes_with_another_number_of_workers(workers, tmp_path, unbroken):
     """No example is repeated or skipped, and the losses stay within 1e-5."""
     unbroken_dir = unbroken(2, "--dropout=0")
     first = run(tmp_path / "run", "--dropout=0", workers=2, faults="term@17")

@@ -15,10 +15,10 @@ from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment, free_ports
 from training import output_of, run, saved, started, wait_until
 
 pytestmark = pytest.mark.workers
-SAID = "no step was under way."
+NO_STEP_MESSAGE = "no step was under way."
 
 
-def alone() -> str:
+def single_worker_config() -> str:
     """Returns a TF_CONFIG of one worker, with which TensorFlow handles SIGTERM itself."""
     cluster = {"worker": [f"127.0.0.1:{free_ports(1)[0]}"]}
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
@@ -30,8 +30,10 @@ def alone() -> str:
 )
 def test_a_signal_before_the_first_step_ends_the_process_at_once(tmp_path, fault_position, action, code):
     options = ["--strategy=multi_worker", "--train_steps=2"]
-    result = run(tmp_path / "run", *options, faults=f"{action}@{fault_position}", TF_CONFIG=alone())
-    assert (result.code, result.output.count(SAID)) == (code, 1), result.output[-2000:]
+    result = run(
+        tmp_path / "run", *options, faults=f"{action}@{fault_position}", TF_CONFIG=single_worker_config()
+    )
+    assert (result.code, result.output.count(NO_STEP_MESSAGE)) == (code, 1), result.output[-2000:]
     assert f"fault: {action} at {fault_position}" in result.output and "Traceback" not in result.output
     assert saved(tmp_path / "run") == []
     if fault_position == "trace":  # it held the LOCK by then
@@ -44,7 +46,7 @@ def test_sigterm_to_the_launcher_while_workers_build_ends_them_all(tmp_path):
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_SECS) == 143
     assert "SIGKILL" not in output_of(tmp_path / "run").read_text().replace("sending SIGKILL after", "")
-    assert SAID in worker_log(tmp_path)
+    assert NO_STEP_MESSAGE in worker_log(tmp_path)
 
 
 def worker_log(tmp_path) -> str:

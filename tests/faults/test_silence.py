@@ -1,4 +1,4 @@
-"""A stopped worker that has not ended: the other workers give it up after the configured timeout."""
+"""A stopped worker that has not ended: the other workers report it as lost after the configured timeout."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def workers(tmp_path):
         for i, log in enumerate(logs):
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
             with log.open("wb") as file:
-                started.append(subprocess.Popen(  # TensorFlow aborts some forked ones here
+                started.append(subprocess.Popen(  # TensorFlow aborts some forked processes
                     [sys.executable, "-m", "models.mnist", "--train_steps=100000", "--export=none",
                      "--global_batch_size=8", "--log_every_steps=10", *arguments],
                     stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,

@@ -44,7 +44,7 @@ def addresses(count):
 def test_a_peer_that_is_missing_is_named_and_in_the_end_everybody_leaves(tmp_path):
     worker_addresses = addresses(3)
     command_line = command(tmp_path / "run", "--startup_timeout_secs=9")
-    missing = rf"(worker 1 \S+, )?worker 2 \({worker_addresses[2]}\)"  # worker 1 may begin late
+    missing = rf"(worker 1 \S+, )?worker 2 \({worker_addresses[2]}\)"  # worker 1 may start late
     outcomes = ends([start(tmp_path, i, worker_addresses, command_line) for i in (0, 1)])
     waited = re.search(rf"(\d+) s: still waiting for {missing}", outcomes[0][1])
     assert waited and int(waited[1]) <= 5, outcomes  # as in docs/reliability.md

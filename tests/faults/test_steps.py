@@ -90,15 +90,15 @@ def test_the_same_seed_twice_gives_the_same_bits(tmp_path, unbroken):
     assert_bit_identical(tmp_path / "run", unbroken(2))
 
 
-class Hungry(Small):
+class MemoryExhausting(Small):
     def train_step(self, batch):
         scores = super().train_step(batch)
         size = tf.where(self.step_variable < 2, tf.constant(1, tf.int64), tf.constant(2**46, tf.int64))
         return {**scores, "waste": tf.reduce_sum(tf.random.uniform([size]))}
 
 
-def test_out_of_memory_says_what_to_try():
-    trainer = Hungry(strategy="default", intervals=every_step(), writers=[], global_batch_size=24)
+def test_out_of_memory_is_reported_with_advice():
+    trainer = MemoryExhausting(strategy="default", intervals=every_step(), writers=[], global_batch_size=24)
     with pytest.raises(ctl.OutOfMemory, match="Step 3: out of memory.*global_batch_size is 24") as e:
         trainer.train(5)
     assert e.value.exit_code == 1, "no platform retries it"
@@ -119,7 +119,7 @@ def test_reports_that_fail_never_stop_training(caplog):
     assert [m for m in caplog.messages if "Failing failed and gets no further calls" in m]
 
 
-def test_a_process_that_is_killed_by_a_signal_tells_nothing_and_loses_little(tmp_path, unbroken):
+def test_a_killed_process_prints_no_message_and_loses_few_steps(tmp_path, unbroken):
     assert run(tmp_path / "run", faults="kill@8").code == -signal.SIGKILL
     assert saved(tmp_path / "run")[-1] == 5, output_of(tmp_path / "run").read_text()[-1000:]
     assert run(tmp_path / "run").code == 0

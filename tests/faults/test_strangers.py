@@ -18,7 +18,7 @@ from strangers import connect, crowd
 
 pytestmark = pytest.mark.workers
 
-MEET = """
+BARRIER_PROGRAM = """
 import json, sys
 from ctl.distribute import startup_barrier
 from ctl.distribute.platforms import detection
@@ -26,18 +26,18 @@ input()
 startup_barrier.run_barrier(detection.read_topology(), {"--lr": 0.1}, 60.0)
 print(json.dumps("met"))
 """
-INIT = """
+INIT_PROGRAM = """
 import json, os, pathlib
 import ctl.hvd as hvd
 input()
 hvd.init()
-mine = set()
+open_files = set()
 for f in pathlib.Path("/proc/self/fd").iterdir():
-    try: mine.add(os.readlink(f))
+    try: open_files.add(os.readlink(f))
     except FileNotFoundError: pass  # closed meanwhile
 open_ports = [
     line.split()[1] for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]
-    if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in mine
+    if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in open_files
 ]
 total = hvd.allreduce(float(hvd.rank()), op=hvd.Sum).numpy()
 print(json.dumps([hvd.size(), float(total), open_ports]))
@@ -62,7 +62,7 @@ def started_amid_a_crowd(program, environs, port):
             assert started[0].poll() is None, started[0].communicate()
             time.sleep(0.05)
         with crowd(port, silent=1200):
-            for _ in range(200):  # of them have been there before the other one comes
+            for _ in range(200):  # before the other process connects
                 connect(port)
             outputs = [process.communicate("\n", timeout=TIMEOUT_SECS) for process in started[::-1]]
     finally:
@@ -75,7 +75,7 @@ def started_amid_a_crowd(program, environs, port):
 
 
 @pytest.mark.parametrize("secret", ["known to this job only", ""])
-def test_workers_meet_amid_strangers(secret):
+def test_workers_connect_despite_other_connections(secret):
     ports = free_ports(2)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     environs = [
@@ -87,7 +87,7 @@ def test_workers_meet_amid_strangers(secret):
         )
         for index in range(2)
     ]
-    assert started_amid_a_crowd(MEET, environs, ports[0]) == ["met", "met"]
+    assert started_amid_a_crowd(BARRIER_PROGRAM, environs, ports[0]) == ["met", "met"]
 
 
 def test_two_ranks_find_each_other_amid_strangers_and_listen_no_more():
@@ -101,7 +101,7 @@ def test_two_ranks_find_each_other_amid_strangers_and_listen_no_more():
             assert not first.done(), first.result()
             time.sleep(0.05)
         with crowd(port, silent=600):
-            for _ in range(200):  # of them have been there before the other one comes
+            for _ in range(200):  # before the other process connects
                 connect(port)
             second = pool.submit(bootstrap.connect_ranks, ranks_of_job[1], settings).result(TIMEOUT_SECS)
             first = first.result(TIMEOUT_SECS)
@@ -115,13 +115,13 @@ def test_two_ranks_find_each_other_amid_strangers_and_listen_no_more():
 
 
 @pytest.mark.slow
-def test_ranks_meet_amid_strangers_and_have_no_open_port_then():
+def test_ranks_connect_despite_other_connections_and_close_their_ports():
     ports = free_ports(2)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     environs = [
         rank_environment(rank, addresses, CTL_HVD_SECRET="known to this job only") for rank in range(2)
     ]
-    assert started_amid_a_crowd(INIT, environs, ports[0]) == [[2, 1.0, []]] * 2
+    assert started_amid_a_crowd(INIT_PROGRAM, environs, ports[0]) == [[2, 1.0, []]] * 2
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_a_rank_that_died_is_replaced_amid_strangers(tmp_path):
     )
     with crowd(port, silent=600):
         job.die(5)
-        job.go(8)  # the one that is left does them alone: the other comes a second later
+        job.go(8)  # the remaining rank trains alone, because the new one starts a second later
         job.wait(lambda: "group 3: 2 ranks" in job.output)
         job.go(20)
         job.wait_for_step(20, 2)

@@ -116,7 +116,7 @@ wait_for(lambda: False)
 
 
 def test_kills_at_the_start_and_crashes_before_the_first_sign_of_life(job):
-    """The first may be preemptions, and the job continues; the second come again, and it stops."""
+    """Kills may be preemptions, so the job continues. Repeated crashes stop the job."""
     code, _, err = job.run(
         TRAINING + "if attempt < 6: os.kill(os.getpid(), signal.SIGKILL)",
         "--max_restarts=1000", "--backoff_secs=0.01",
@@ -170,7 +170,7 @@ def test_the_kernel_s_kills_for_memory_are_named_and_the_second_ends_the_job(job
     assert "out of memory 2 times in a row: use a smaller --global_batch_size" in err
 
 
-def test_a_crash_loop_that_gets_on_goes_on(job):
+def test_a_crash_loop_with_progress_continues(job):
     """With more restarts than are granted without progress."""
     code, _, _ = job.run(
         TRAINING + "save(attempt); sys.exit(134 * (attempt < 6))",
@@ -180,14 +180,14 @@ def test_a_crash_loop_that_gets_on_goes_on(job):
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 130, 143])
-def test_an_end_that_would_come_again_or_was_asked_for_is_not_retried(job, code):
+def test_a_repeatable_or_requested_end_is_not_retried(job, code):
     ended, _, err = job.run(f"print('once')\nsys.exit({code})", BACKOFF)
     assert ended == code and "restart 1" not in err and job.log(0) == "once\n"
     [attempt] = job.attempts
     assert attempt["next"].startswith(f"no restart: exit code {code} ")
 
 
-def test_errors_are_retried_when_asked_but_never_usage_errors(job):
+def test_errors_are_retried_on_request_but_never_usage_errors(job):
     code, _, err = job.run(TRAINING + "sys.exit([3, 1, 2][attempt - 1])", "--restart_on_error", BACKOFF)
     assert code == 2 and len(job.attempts) == 3 and "restart 2 of 3" in err
 
@@ -311,7 +311,7 @@ def test_the_chief_s_log_is_bounded_too_and_the_console_gets_all(job):
 
 @LINUX
 @pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGTERM"])
-def test_what_workers_have_started_ends_with_the_launcher_too(job, signal_name):
+def test_children_of_workers_end_with_the_launcher_too(job, signal_name):
     job.start(
         """
         import subprocess

@@ -5,29 +5,29 @@ import subprocess
 
 import pytest
 from ctl.checkpoints import commit
-from saving_jobs import checkpoints, jobs, names, until  # noqa: F401
+from saving_jobs import checkpoints, jobs, names, wait_until  # noqa: F401
 
 pytestmark = pytest.mark.workers
 
 
-def test_another_process_sees_a_whole_checkpoint_at_every_moment(jobs, tmp_path):  # noqa: F811
-    """Looks as fast as it can while every step is saved and the one before deleted."""
+def test_another_process_always_reads_a_complete_checkpoint(jobs, tmp_path):  # noqa: F811
+    """Reads the directory continuously while each step is saved and the previous one is deleted."""
     jobs.start(tmp_path, "--keep=1", "--save_every=1", "--steps=40", "--twice")
     directory = tmp_path / "checkpoints"
-    listed_steps, looks = set(), 0
+    listed_steps, num_reads = set(), 0
     try:
-        until(lambda: steps_of(directory), "the first checkpoint")
+        wait_until(lambda: steps_of(directory), "the first checkpoint")
         while jobs.is_busy():
             before, steps = names(directory), steps_of(directory)
             while not steps and names(directory) != before:  # renamed between the listing and the reading
                 before, steps = names(directory), steps_of(directory)
             assert steps, before
             listed_steps |= set(steps)
-            looks += 1
+            num_reads += 1
     finally:
         result = jobs.wait()
     assert result.code == 0, result.output
-    assert len(listed_steps) > 5 and looks > 20 and names(directory) == ["ckpt-40"]
+    assert len(listed_steps) > 5 and num_reads > 20 and names(directory) == ["ckpt-40"]
 
 
 def steps_of(directory):
@@ -44,7 +44,7 @@ def test_a_deletion_that_fails_does_not_stop_training(jobs, tmp_path):  # noqa: 
     """A mount in the way of a directory: it can be neither renamed nor deleted."""
     model_dir = tmp_path / "run"
     jobs.start(model_dir, "--keep=1", f"--signals={tmp_path}", faults="stop:after_step@3")
-    until((tmp_path / "stopped-3").exists, "step 3")
+    wait_until((tmp_path / "stopped-3").exists, "step 3")
     checkpoint = model_dir / "checkpoints" / "ckpt-2"
     mount = ["mount", "--bind", str(checkpoint), str(checkpoint)]
     with contextlib.suppress(OSError):

@@ -91,7 +91,7 @@ def digest(weights: list[np.ndarray]) -> str:
 
 
 def fit() -> dict:
-    """Returns what ctl.fit makes of a compiled model in three epochs on two replicas."""
+    """Returns the result of ctl.fit with a compiled model after three epochs on two replicas."""
     keras.utils.set_random_seed(2)
     x = np.random.default_rng(0).normal(size=(100, 6)).astype(np.float32)
     with ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"]).scope():

@@ -23,11 +23,11 @@ EXTENSIONS = {"avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"
 def environment() -> dict[str, str]:
     """Returns the versions and the kind of processor that the bits depend on."""
     cpuinfo = Path("/proc/cpuinfo")
-    words = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
+    cpu_flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
     return {
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
-        "machine": " ".join([platform.machine(), *sorted(EXTENSIONS & words)]),
+        "machine": " ".join([platform.machine(), *sorted(EXTENSIONS & cpu_flags)]),
     }
 
 

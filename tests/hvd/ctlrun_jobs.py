@@ -12,7 +12,7 @@ import processes
 from conftest import ROOT
 
 TIMEOUT_SECS = 120
-BEGIN = """
+PROGRAM_START = """
 import json, os, pathlib, signal, sys, time
 rank = int(os.environ["HOROVOD_RANK"])
 here = pathlib.Path(os.environ["TEST_DIR"])
@@ -41,7 +41,7 @@ class Ctlrun:
     def start(self, program: str, *options: str, arguments: tuple[str, ...] = (), **environ: str):
         """Starts the launcher for the text of a program; returns its process."""
         path = self.dir / "train.py"
-        path.write_text(BEGIN + textwrap.dedent(program))
+        path.write_text(PROGRAM_START + textwrap.dedent(program))
         return self.begin(*options, sys.executable, str(path), *arguments, **environ)
 
     def begin(self, *arguments: str, **environ: str):
@@ -79,9 +79,9 @@ class Ctlrun:
         return (self.dir / name).read_text()
 
     def wait_for(self, condition) -> None:
-        until = time.monotonic() + TIMEOUT_SECS
+        deadline = time.monotonic() + TIMEOUT_SECS
         while not condition():
-            assert time.monotonic() < until, "waited in vain"
+            assert time.monotonic() < deadline, "waited in vain"
             time.sleep(0.02)
 
     def close(self) -> None:

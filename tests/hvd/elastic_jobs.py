@@ -82,10 +82,10 @@ class ElasticJob:
 
     def wait(self, condition) -> None:
         """Waits until `condition()` holds. Fails if the job ends before, or after a timeout."""
-        until = time.monotonic() + TIMEOUT_SECS
+        deadline = time.monotonic() + TIMEOUT_SECS
         while not condition():
             ended = self.process.poll() is not None and not condition()
-            assert not ended and time.monotonic() < until, self.output[-6000:]
+            assert not ended and time.monotonic() < deadline, self.output[-6000:]
             time.sleep(0.05)
 
     def end(self) -> tuple[int, str]:

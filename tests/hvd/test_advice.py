@@ -40,7 +40,7 @@ def test_ranks_share_out_all_examples(rank):
 
 
 @pytest.mark.parametrize("before", ["shuffle", "repeat"])
-def test_sharding_too_late_is_told(rank, before):
+def test_sharding_too_late_is_warned_of(rank, before):
     shuffled_or_repeated = numbers().shuffle(5) if before == "shuffle" else numbers().repeat(2)
     with pytest.warns(UserWarning, match=rf"after {before}\(\); shard it first"):
         advice.shard(shuffled_or_repeated.map(lambda x: x))
@@ -49,12 +49,12 @@ def test_sharding_too_late_is_told(rank, before):
         assert len(advice.check_sharding(finished)) == 1
 
 
-def test_sharding_batches_is_told(rank):
+def test_sharding_of_batches_is_warned_of(rank):
     with pytest.warns(UserWarning, match="whole batches in turn"):
         assert len(advice.check_sharding(numbers().batch(2).shard(4, 1).prefetch(1))) == 1
 
 
-def test_shares_that_are_not_of_this_rank_or_size_are_told(rank, monkeypatch):
+def test_shards_of_another_rank_or_size_are_warned_of(rank, monkeypatch):
     rank(3)
     with pytest.warns(UserWarning, match="into 2 parts, but there are 4 ranks"):
         advice.check_sharding(numbers().shard(2, 1))
@@ -66,7 +66,7 @@ def test_shares_that_are_not_of_this_rank_or_size_are_told(rank, monkeypatch):
         assert advice.check_sharding(numbers().shard(4, 3).batch(2)) == []
 
 
-def test_not_sharding_is_told_and_sharding_first_is_well(rank):
+def test_missing_shards_are_warned_of_and_early_shards_are_accepted(rank):
     with pytest.warns(UserWarning, match="was not sharded"):
         advice.check_sharding(numbers().shuffle(5).batch(2))
     with warnings.catch_warnings():
@@ -84,7 +84,7 @@ def test_rates_steps_and_directories(rank, tmp_path):
     assert advice.checkpoint_dir(tmp_path) == str(tmp_path)
 
 
-def test_before_init_a_sentence_says_what_is_missing(monkeypatch):
+def test_before_init_an_error_names_the_missing_call(monkeypatch):
     monkeypatch.setattr(process, "_engine", None)
     with pytest.raises(ValueError, match=r"hvd\.init\(\)"):
         advice.scale_learning_rate(0.1)

@@ -6,16 +6,16 @@ import tensorflow as tf
 from ctl.hvd import aggregation
 from ctl.hvd.aggregation import Aggregator
 
-WAYS = {"eager": lambda f: f, "function": tf.function}
+VARIANTS = {"eager": lambda f: f, "function": tf.function}
 
 
 class Job:
     """An aggregator of two passes with exchanges that fail while `fails` is set."""
 
-    def __init__(self, way, fails=False):
+    def __init__(self, variant, fails=False):
         self.aggregator, self.fails, self.exchanged = Aggregator(2, averages=False), fails, []
         self.variable = tf.Variable([0.0, 0.0])
-        self.run = WAYS[way](self._run)
+        self.run = VARIANTS[variant](self._run)
 
     def _run(self, gradient):
         (aggregated,) = self.aggregator([gradient], [self.variable], self._reduce)
@@ -34,9 +34,9 @@ class Job:
         return self.run(tf.constant([value, value])).numpy().tolist()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_after_a_failed_exchange_the_passes_are_counted_anew(way):
-    job = Job(way, fails=True)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_after_a_failed_exchange_the_passes_are_counted_anew(variant):
+    job = Job(variant, fails=True)
     job.step(1.0)
     with pytest.raises((RuntimeError, tf.errors.OpError), match="a rank is gone"):
         job.step(2.0)
@@ -47,9 +47,9 @@ def test_after_a_failed_exchange_the_passes_are_counted_anew(way):
     assert job.exchanged == [[30.0] * 2, [300.0] * 2]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_when_the_ranks_change_all_begin_with_the_first_pass(way):
-    job = Job(way)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_when_the_ranks_change_all_begin_with_the_first_pass(variant):
+    job = Job(variant)
     job.step(1.0)
     aggregation.reset_all()
     job.step(10.0)

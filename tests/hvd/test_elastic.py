@@ -1,4 +1,4 @@
-"""Elastic jobs of real processes: ranks die, come and leave, and no step is lost or done twice."""
+"""Elastic jobs of real processes: ranks die, join and leave, and no step is lost or repeated."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def pids(facts: list[dict]) -> list[int]:
 @pytest.mark.parametrize(
     "victim", [0, pytest.param(2, marks=pytest.mark.slow)], ids=["rank 0", "the last rank"]
 )
-def test_survivors_of_a_killed_rank_go_on_at_once_and_a_new_process_joins_them(start, victim):
+def test_survivors_of_a_killed_rank_continue_at_once_and_a_new_process_joins_them(start, victim):
     job = start("127.0.0.1:3", "-np", "3", "--min-np", "2", last_step=9)
     before = job.wait_for_step(3, size=3)
     os.kill(before[victim]["pid"], signal.SIGKILL)
@@ -80,10 +80,10 @@ def test_a_host_that_is_named_later_gets_processes_which_take_the_state(start):
     assert "exit code" not in output and "SIGKILL" not in output
 
 
-def test_processes_of_a_host_that_is_named_no_more_leave_and_the_others_go_on(start):
+def test_processes_of_a_removed_host_leave_and_the_others_continue(start):
     job = start("127.0.0.1:1 127.0.0.2:1", "-np", "2", "--min-np", "1", last_step=6)
     before = job.wait_for_step(3, size=2)
-    job.hosts("127.0.0.2:1")  # that of rank 0 goes
+    job.hosts("127.0.0.2:1")  # the host of rank 0 is removed
     job.wait(lambda: "group 2: 1 ranks" in job.output)
     job.go(6)
     after = job.wait_for_step(6, size=1)

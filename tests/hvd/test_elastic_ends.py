@@ -15,7 +15,7 @@ from launching import is_alive
 
 pytestmark = pytest.mark.workers
 
-BEGIN = """
+PROGRAM_START = """
 import os, pathlib, sys, time
 here, number = pathlib.Path(sys.argv[1]), os.environ["CTL_HVD_WORKER"]
 """
@@ -36,7 +36,7 @@ def start(tmp_path):
         path = None
         if program is not None:
             path = tmp_path / "program.py"
-            path.write_text(BEGIN + program)
+            path.write_text(PROGRAM_START + program)
         jobs.append(ElasticJob(tmp_path, hosts, *options, program=path, **environ))
         return jobs[-1]
 
@@ -92,7 +92,7 @@ if rank == 1:
     assert code == 5, output
 
 
-def test_a_member_that_does_not_come_back_is_killed_and_the_job_goes_on(start):
+def test_a_member_that_does_not_return_is_killed_and_the_job_continues(start):
     program = """
 from ctl.hvd import elastic_line
 place = elastic_line.join_next_group()
@@ -160,7 +160,7 @@ def test_a_far_process_takes_part_and_its_command_line_shows_no_secret(start, mo
     assert "remote_entry.py" in ssh_log and "CTL_HVD" not in ssh_log and "SECRET" not in ssh_log
 
 
-def test_what_an_outer_job_said_is_not_told_to_an_elastic_one(tmp_path, ctlrun):
+def test_variables_of_an_outer_job_are_not_passed_to_an_elastic_one(tmp_path, ctlrun):
     names = ("TF_CONFIG", "HOROVOD_SIZE", "CTL_HEARTBEAT")
     path = tmp_path / "show.py"
     path.write_text(f"import json, os\nprint(json.dumps([os.environ.get(k) for k in {names}]))\n")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.workers
 
 
 @pytest.fixture
-def alone():
+def single_rank():
     """Runs a test in a job of one rank in this process."""
     process.init()
     yield
@@ -49,7 +49,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("is_trained", [False, True], ids=["not built", "built"])
-def test_a_model_and_its_optimizer_go_back_to_the_last_commit(alone, maker, is_trained):
+def test_a_model_and_its_optimizer_go_back_to_the_last_commit(single_rank, maker, is_trained):
     module, make = MAKERS[maker]
     layers = [module.layers.Dense(3, activation="relu"), module.layers.BatchNormalization()]
     model = module.Sequential([module.layers.InputLayer((2,)), *layers, module.layers.Dense(1)])
@@ -77,7 +77,7 @@ def test_a_model_and_its_optimizer_go_back_to_the_last_commit(alone, maker, is_t
     assert state.batch == 3
 
 
-def test_variables_and_objects_go_back_to_the_last_commit(alone):
+def test_variables_and_objects_go_back_to_the_last_commit(single_rank):
     variables = [tf.Variable([1.0, 2.0]), tf.Variable(3, dtype=tf.int64)]
     state = elastic.TensorFlowState(variables, epoch=1, seen=[1])
     variables[0].assign_add([1.0, 1.0])
@@ -91,7 +91,7 @@ def test_variables_and_objects_go_back_to_the_last_commit(alone):
     assert (state.epoch, state.seen) == (2, [1])
 
 
-def test_what_cannot_be_kept_is_a_sentence(alone):
+def test_unsupported_state_is_one_sentence(single_rank):
     with pytest.raises(UsageError, match=r"call model.build\(input_shape\) before"):
         elastic.TensorFlowKerasState(keras.Sequential([keras.layers.Dense(1)]))
     with pytest.raises(UsageError, match="eager mode"):
@@ -101,7 +101,7 @@ def test_what_cannot_be_kept_is_a_sentence(alone):
 
 
 @pytest.mark.parametrize("error", [HorovodInternalError("lost"), HostsUpdatedInterrupt(True)])
-def test_in_a_job_that_is_not_elastic_what_is_raised_is_raised(alone, error):
+def test_a_job_that_is_not_elastic_raises_errors_unchanged(single_rank, error):
     calls = []
 
     @elastic.run
@@ -161,7 +161,7 @@ def train_once_after(error, state):
     return train(state)
 
 
-def test_a_lost_rank_means_restore_reset_and_sync(alone, monkeypatch):
+def test_a_lost_rank_means_restore_reset_and_sync(single_rank, monkeypatch):
     line, state = Elastic(monkeypatch), Watched(step=1)
     state.register_reset_callbacks([lambda: state.did.append("callback")])
     assert train_once_after(HorovodInternalError("lost"), state) == 1
@@ -169,7 +169,7 @@ def test_a_lost_rank_means_restore_reset_and_sync(alone, monkeypatch):
 
 
 @pytest.mark.parametrize("is_raised_by", ["py_function", "tf"])
-def test_a_lost_rank_is_understood_out_of_a_function_of_tensorflow(alone, monkeypatch, is_raised_by):
+def test_a_lost_rank_is_understood_out_of_a_function_of_tensorflow(single_rank, monkeypatch, is_raised_by):
     Elastic(monkeypatch)
     state = Watched(step=1)
     try:
@@ -186,14 +186,14 @@ def test_a_lost_rank_is_understood_out_of_a_function_of_tensorflow(alone, monkey
     assert "restore" in state.did
 
 
-def test_hosts_that_come_mean_no_restore_and_sync(alone, monkeypatch):
+def test_added_hosts_cause_no_restore_and_a_sync(single_rank, monkeypatch):
     line, state = Elastic(monkeypatch), Watched(step=1)
     assert train_once_after(HostsUpdatedInterrupt(False), state) == 2
     assert state.did == ["sync", "reset", "sync"] and line.skips == [False]
 
 
 @pytest.mark.parametrize("must_sync", [False, True], ids=["all agree", "others need it"])
-def test_hosts_that_only_go_mean_no_sync_unless_others_need_it(alone, monkeypatch, must_sync):
+def test_hosts_that_only_go_mean_no_sync_unless_others_need_it(single_rank, monkeypatch, must_sync):
     line, state = Elastic(monkeypatch), Watched(step=1)
     line.must_sync = must_sync
     assert train_once_after(HostsUpdatedInterrupt(True), state) == 2
@@ -201,7 +201,7 @@ def test_hosts_that_only_go_mean_no_sync_unless_others_need_it(alone, monkeypatc
     assert line.skips == [True]
 
 
-def test_other_errors_are_the_script_s_own(alone, monkeypatch):
+def test_other_errors_are_the_script_s_own(single_rank, monkeypatch):
     Elastic(monkeypatch)
     state = Watched(step=1)
     with pytest.raises(ZeroDivisionError):
@@ -212,7 +212,7 @@ def test_other_errors_are_the_script_s_own(alone, monkeypatch):
 
 
 @pytest.mark.parametrize(("changes", "skip_sync"), [((1,), True), ((2,), False), ((1, 2), False)])
-def test_a_commit_raises_once_hosts_have_changed(alone, monkeypatch, changes, skip_sync):
+def test_a_commit_raises_once_hosts_have_changed(single_rank, monkeypatch, changes, skip_sync):
     Elastic(monkeypatch)
     state = elastic.ObjectState(step=1)
     state.commit()
@@ -229,7 +229,7 @@ def test_a_commit_raises_once_hosts_have_changed(alone, monkeypatch, changes, sk
     state.commit()
 
 
-def test_a_state_with_an_object_that_is_not_data_says_what_allows_it(alone):
+def test_a_state_with_an_arbitrary_object_is_refused_with_the_option_that_allows_it(single_rank):
     state = elastic.ObjectState(thing=object())
     with pytest.raises(UsageError):
         state.sync()
@@ -237,7 +237,7 @@ def test_a_state_with_an_object_that_is_not_data_says_what_allows_it(alone):
     state.sync()
 
 
-def test_fit_goes_on_after_a_rank_was_killed_and_one_joined(job):
+def test_fit_continues_after_a_rank_was_killed_and_another_joined(job):
     started = job(
         "127.0.0.1:2", "-np", "2", "--min-np", "1", last_step=12, program=PROGRAMS / "elastic_fit.py"
     )

@@ -73,7 +73,7 @@ def launcher(monkeypatch):
         os.environ.pop(name)
 
 
-def test_a_place_comes_once_the_launcher_has_a_group(launcher):
+def test_a_rank_is_assigned_once_the_launcher_has_a_group(launcher):
     elastic_line.set_skip_sync(True)
     launcher.assign(3, must_sync=False)
     assignment = elastic_line.join_next_group()
@@ -101,26 +101,28 @@ def test_listeners_hear_of_changes_of_their_group_only(launcher):
     assert listener.told == [(5.0, 2)]
 
 
-def test_a_loss_is_told_whether_it_comes_early_or_late(launcher):
+def test_a_lost_rank_is_reported_before_and_after_registration(launcher):
     launcher.assign(3)
     launcher.send(lost=1, group=3)
     elastic_line.join_next_group()
-    reasons, came = [], threading.Event()
+    reasons, has_message = [], threading.Event()
 
     def report_loss(reason):
         reasons.append(reason)
-        came.set()
+        has_message.set()
 
     elastic_line.set_loss_listener(report_loss)
-    assert came.wait(60) and "rank 1 is gone" in reasons[0] and elastic_line.read_loss() == reasons[0]
+    assert (
+        has_message.wait(60) and "rank 1 is gone" in reasons[0] and elastic_line.read_loss() == reasons[0]
+    )
     launcher.assign(4)
     elastic_line.join_next_group()
     assert elastic_line.read_loss() == ""
-    came.clear()
+    has_message.clear()
     elastic_line.set_loss_listener(report_loss)
     launcher.send(lost=1, group=3)  # of the group before
     launcher.send(lost=0, group=4)
-    assert came.wait(60) and len(reasons) == 2 and "rank 0 is gone" in reasons[1]
+    assert has_message.wait(60) and len(reasons) == 2 and "rank 0 is gone" in reasons[1]
 
 
 def test_a_group_that_breaks_at_once_is_followed_by_the_next(launcher, capsys):
@@ -143,7 +145,7 @@ def test_a_process_that_is_not_needed_leaves_with_0(launcher):
     assert caught.value.code == 0
 
 
-def test_no_group_any_more_is_an_error_that_says_why(launcher):
+def test_the_end_of_all_groups_is_an_error_with_the_reason(launcher):
     launcher.send(failure="too few")
     with pytest.raises(PeerLostError, match="no new group of ranks: too few"):
         elastic_line.join_next_group()
@@ -182,7 +184,7 @@ def test_a_place_is_also_in_the_environment(launcher, monkeypatch):
     assert [os.environ[f"HOROVOD_{name}"] for name in names] == ["0", "3", "1", "3", "0", "1"]
 
 
-def test_new_hosts_are_told_at_once_and_the_ranks_change_when_they_are_ready(launcher):
+def test_new_hosts_are_reported_at_once_and_the_ranks_change_when_they_are_ready(launcher):
     launcher.assign(2)
     elastic_line.join_next_group()
     state = elastic.ObjectState(bcast_object=lambda value: value, batch=0)
@@ -212,7 +214,7 @@ def dial(address, secret, worker):
     return JsonLines(connect(address, endpoint, {"worker": worker}))
 
 
-def test_a_worker_and_the_launcher_talk_when_both_know_the_secret():
+def test_a_worker_and_the_launcher_connect_if_both_have_the_secret():
     launcher = WorkerChannels("s3cret", "127.0.0.1")
     line = dial(("127.0.0.1", launcher.port), b"s3cret", 7)
     line.send({"join": 5})
@@ -236,15 +238,15 @@ def test_a_stranger_is_not_heard():
     launcher.close()
 
 
-def test_what_is_no_message_ends_the_connection_of_its_worker_only():
+def test_an_invalid_message_ends_the_connection_of_its_worker_only():
     launcher = WorkerChannels("s3cret", "127.0.0.1")
     address = ("127.0.0.1", launcher.port)
     other = dial(address, b"s3cret", 8)
-    for nonsense in (b"[1]\n", b"5\n", b"[" * 100_000 + b"\n", b"x" * 3_000_000):
+    for invalid_line in (b"[1]\n", b"5\n", b"[" * 100_000 + b"\n", b"x" * 3_000_000):
         endpoint = Endpoint(b"s3cret", worker_channels.PURPOSE, worker_channels.IDENTITY)
         with connect(address, endpoint, {"worker": 7}) as connection:
             with contextlib.suppress(OSError):
-                connection.sendall(nonsense)
+                connection.sendall(invalid_line)
             assert wait_for_events(launcher, 1) == [(7, {"gone": True})]
     other.send({"join": 5})
     assert wait_for_events(launcher, 1) == [(8, {"join": 5})]

@@ -58,13 +58,13 @@ def test_momentum_is_scaled_with_the_rate(ranks):
     assert values == {"True": -0.115, "False": -0.16}
 
 
-def test_a_rate_that_cannot_be_set_is_refused_with_the_cure(ranks):
+def test_a_rate_that_cannot_be_set_is_refused_with_an_alternative(ranks):
     message = ranks[0]["a_schedule_object_is_refused"]
     assert "CosineDecay" in message
     assert "keras.optimizers.SGD(0.1)" in message
 
 
-def test_the_best_model_is_kept_where_it_was_said(ranks):
+def test_the_best_model_is_written_to_the_given_path(ranks):
     result = ranks[0]["best_model"]
     assert 'BestModelCheckpoint(filepath="best.keras")' in result["without"]
     assert result["loads"] == 2

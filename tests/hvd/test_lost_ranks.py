@@ -26,7 +26,7 @@ def survivors(tmp_path):
 
 
 @pytest.mark.parametrize("failure", ["kill", "exit", pytest.param("raise", marks=pytest.mark.slow)])
-def test_all_others_are_told_which_rank_is_gone(failure, survivors):
+def test_all_other_ranks_report_the_lost_rank(failure, survivors):
     for errors, _ in survivors(failure, SMALL):
         for error_type, text, secs in errors:
             assert error_type == "LostRankError" and "rank 2" in text
@@ -79,7 +79,7 @@ def test_a_full_disk_under_the_timeline_ends_the_timeline_only():
     assert "cannot write the timeline: No space left on device" in outputs[0][1]
 
 
-def test_a_failure_of_the_coordinator_is_told_to_every_rank():
+def test_a_failure_of_the_coordinator_is_reported_on_every_rank():
     for outcome, _ in broken("coordinator", ranks=3):
         error_type, text = outcome["said"]
         assert error_type == "LostRankError" and "the coordinator of rank 0 failed" in text
@@ -90,7 +90,7 @@ def test_a_failure_of_the_coordinator_is_told_to_every_rank():
     "stop_in_an_exchange", pytest.param("stop_rank_0", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_rank_that_is_stopped_is_an_error_where_stalls_are(failure):
-    limits = {"SHUTDOWN": "6", "CHECK": "1"}  # no rank that runs is so late
+    limits = {"SHUTDOWN": "6", "CHECK": "1"}  # no running rank is that late
     environ = {f"HOROVOD_STALL_{name}_TIME_SECONDS": secs for name, secs in limits.items()}
     for outcome, _ in broken(failure, ranks=3, killed=1, **environ):
         error_type, text = outcome["said"]
@@ -114,12 +114,12 @@ def test_one_round_more_of_the_same_line_is_an_error_once_the_others_are_done(fa
     outcome = outcomes.pop(0 if failure == "round_more_of_rank_0" else 1)
     assert [other_outcome["said"] for other_outcome in outcomes] == [["no error", "done"]]
     error_type, text = outcome["said"]
-    gone = 1 if failure == "round_more_of_rank_0" else 0
-    assert error_type == "LostRankError" and f"rank {gone} " in text and outcome["secs"] < 60, text
+    lost_rank = 1 if failure == "round_more_of_rank_0" else 0
+    assert error_type == "LostRankError" and f"rank {lost_rank} " in text and outcome["secs"] < 60, text
     assert "its script has ended" in text or failure == "round_more_when_alone"
 
 
-def test_ranks_may_come_to_one_collective_from_different_lines():
+def test_ranks_may_call_one_collective_from_different_lines():
     assert [outcome["said"] for outcome, _ in broken("branches")] == [["no error", 4.0]] * 2
 
 
@@ -166,7 +166,7 @@ finally:
 """
 
 
-def test_the_survivor_of_a_lost_rank_ends_with_134_whatever_the_error_becomes():
+def test_the_survivor_of_a_lost_rank_ends_with_134_even_if_the_error_is_replaced():
     """1 would be final for the scripts of platforms."""
     first, _, last = run_ranks(WRAPPED, 3)
     assert (first[0], last[0]) == (134, 134), first[2][-2000:] + last[2][-2000:]

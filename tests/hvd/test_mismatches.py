@@ -15,6 +15,6 @@ def outcomes(request):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_that_differ_are_told_so_on_every_rank(outcomes, case):
+def test_ranks_that_differ_have_an_error_on_every_rank(outcomes, case):
     for rank, of_rank in enumerate(outcomes):
         assert of_rank[case] == "ok", f"rank {rank}:\n{of_rank[case]}"

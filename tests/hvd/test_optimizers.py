@@ -56,9 +56,13 @@ def test_gradients_travel_only_in_the_last_of_several_passes(runs, count):
 
 
 def test_one_process_exchanges_nothing(runs):
-    (alone,) = runs[1]
-    assert alone["custom_loop"]["exchanges"] == alone["several_passes"]["exchanges"] == 0
-    assert set(alone["exchanges_per_step"].values()) == {0}
+    (single_rank_result,) = runs[1]
+    assert (
+        single_rank_result["custom_loop"]["exchanges"]
+        == single_rank_result["several_passes"]["exchanges"]
+        == 0
+    )
+    assert set(single_rank_result["exchanges_per_step"].values()) == {0}
 
 
 def test_gradients_are_fused_as_far_as_groups_and_the_threshold_allow(runs):
@@ -89,13 +93,13 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(runs, count):
         assert (f["same"], f["finite"], f["scale"], f["iterations"]) == (True, True, 2.0**14, 3)
 
 
-def test_state_of_the_wrapped_optimizer_goes_on(runs):
+def test_the_state_of_the_wrapped_optimizer_continues(runs):
     result = runs[2][0]["state_of_the_wrapped_optimizer_goes_on"]
     assert result == {"weight": 2.5, "iterations": 2}  # 1 and then 1 + 1 / 2
 
 
 @pytest.mark.parametrize("ending", [".keras", ".h5"])
-def test_a_saved_model_loads_without_us_and_goes_on_with_us(runs, ending):
+def test_a_saved_model_loads_without_ctl_and_continues_with_ctl(runs, ending):
     assert runs[2][0]["saved_and_loaded"][ending] == {
         "plain": True, "rate": 0.25, "iterations": 1, "momentum kept": True, "exchanges": 1,
     }  # fmt: skip
@@ -127,7 +131,7 @@ def test_models_that_differ_are_an_error_on_all_ranks_that_names_the_variables(r
         ("sparse passes", "Set sparse_as_dense=True"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_cure(runs, attempt, sentence):
+def test_invalid_options_are_refused_with_an_alternative(runs, attempt, sentence):
     assert sentence in runs[1][0]["refusals"][attempt]
 
 
@@ -146,6 +150,6 @@ def test_tf_keras_exchanges_once_per_step_and_in_the_last_pass(tf_keras_runs):
         assert rank["legacy_passes"]["iterations"] == 4
 
 
-def test_a_saved_model_of_tf_keras_goes_on(tf_keras_runs):
+def test_a_saved_model_of_tf_keras_continues(tf_keras_runs):
     for rank in tf_keras_runs[2]:
         assert rank["saved_and_loaded"] == {"rate": 0.25, "iterations": 1, "exchanges": 1}

@@ -12,25 +12,27 @@ PROGRAM = PROGRAMS / "normalizing.py"
 def runs(request):
     """Returns (results of one process, results of each of two ranks)."""
     environ = {"TF_USE_LEGACY_KERAS": "1"} if request.param == "tf_keras" else {}
-    (alone,) = results(PROGRAM, 1, environ=environ)
-    return alone, results(PROGRAM, 2, environ=environ)
+    (single_rank_result,) = results(PROGRAM, 1, environ=environ)
+    return single_rank_result, results(PROGRAM, 2, environ=environ)
 
 
 @pytest.mark.parametrize("case", ["eager", "in_a_function"])
 def test_outputs_gradients_and_averages_are_those_of_one_large_batch(runs, case):
-    alone, ranks = runs[0][case], [rank[case] for rank in runs[1]]
+    single_rank_result, ranks = runs[0][case], [rank[case] for rank in runs[1]]
     for name in ("y", "of_x"):
         joined = np.concatenate([rank[name] for rank in ranks])
-        np.testing.assert_allclose(joined, alone[name], atol=2e-5)
+        np.testing.assert_allclose(joined, single_rank_result[name], atol=2e-5)
     for name in ("of_gamma", "of_beta"):
-        np.testing.assert_allclose(sum(np.array(r[name]) for r in ranks), alone[name], atol=2e-5)
+        np.testing.assert_allclose(
+            sum(np.array(r[name]) for r in ranks), single_rank_result[name], atol=2e-5
+        )
     for name in ("mean", "variance"):
         assert ranks[0][name] == ranks[1][name]
-    np.testing.assert_allclose(ranks[0]["mean"], alone["mean"], atol=1e-6)
-    np.testing.assert_allclose(ranks[0]["variance"], alone["variance"], rtol=1e-5)
+    np.testing.assert_allclose(ranks[0]["mean"], single_rank_result["mean"], atol=1e-6)
+    np.testing.assert_allclose(ranks[0]["variance"], single_rank_result["variance"], rtol=1e-5)
 
 
-def test_inference_asks_nobody(runs):
+def test_inference_needs_no_collective(runs):
     np.testing.assert_allclose(runs[1][0]["inference"], runs[0]["inference"])
 
 

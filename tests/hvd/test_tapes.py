@@ -45,6 +45,6 @@ def test_gradients_of_local_sources_stay_and_are_divided_by_the_ranks(runs):
         }  # fmt: skip
 
 
-def test_what_cannot_be_is_refused_with_the_cure(runs):
+def test_invalid_options_are_refused_with_an_alternative(runs):
     assert "op=hvd.Average" in runs[1][0]["refusals"]["adasum"]
     assert "expected Keras layers" in runs[1][0]["refusals"]["layers"]

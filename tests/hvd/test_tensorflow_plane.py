@@ -33,7 +33,7 @@ def test_tensors_of_gpus_go_this_way_and_others_the_other():
         assert set(outcomes.values()) == {"ok"}, outcomes
 
 
-def test_ranks_of_different_words_go_the_way_that_all_know():
+def test_ranks_with_different_planes_use_the_common_one():
     for outcomes in results(PROGRAM, 2, "words", environ=ALL):
         assert outcomes == {"total": [1.0] * 3, "count": 0}
 
@@ -45,7 +45,7 @@ def test_a_rank_that_dies_within_a_collective_is_an_error_on_the_others():
         assert code == 0 and "rank 3 died" in out and '"waits": false' in out, out + err[-2000:]
 
 
-def test_tensors_that_were_made_before_are_told_of():
+def test_tensors_that_were_created_before_init_are_reported():
     for outcomes in results(PROGRAM, 2, "late", environ=ALL):
         assert (
             "Call hvd.init() first" in outcomes["said"] and outcomes["code"] == 2 and not outcomes["plane"]
@@ -60,7 +60,7 @@ def test_elastic_jobs_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(("plane", "gpus", "expected"), [("", True, 1), ("tcp", True, 0), ("", False, 0)])
-def test_nccl_built_says_whether_tensors_go_by_it(monkeypatch, plane, gpus, expected):
+def test_nccl_built_returns_whether_nccl_is_used(monkeypatch, plane, gpus, expected):
     monkeypatch.setattr(built, "cuda_built", lambda: True)
     monkeypatch.setattr(tensorflow_plane, "has_gpus", lambda: gpus)
     monkeypatch.setenv("CTL_COLLECTIVES", plane)

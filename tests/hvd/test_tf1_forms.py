@@ -16,9 +16,9 @@ def runs():
 
 def test_a_monitored_session_trains_as_one_process_does(runs):
     first, second = (rank["monitored_session"] for rank in runs[2])
-    alone = runs[1][0]["monitored_session"]
+    single_rank_result = runs[1][0]["monitored_session"]
     assert first["bits"] == second["bits"]
-    np.testing.assert_allclose(first["numbers"], alone["numbers"], atol=1e-6)
+    np.testing.assert_allclose(first["numbers"], single_rank_result["numbers"], atol=1e-6)
     assert (first["steps"], first["slots"]) == (4, ["momentum"])
 
 
@@ -62,6 +62,6 @@ with tf1.Session() as session:
 """
 
 
-def test_scripts_whose_first_line_is_disable_v2_behavior():
+def test_scripts_that_start_with_disable_v2_behavior():
     first, second = results(WITHOUT_V2, 2)
     assert first == second

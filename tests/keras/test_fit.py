@@ -15,7 +15,7 @@ from kernels import pretend_kernel
 
 
 @functools.cache
-def of_model_fit(name):
+def result_of_model_fit(name):
     return fitted(name)
 
 
@@ -24,20 +24,20 @@ def pair():
     return ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"])
 
 
-# what one device does in another way than two replicas: nothing of a batch or of the scale is divided
-ON_ONE_DEVICE = {"adam", "weights of examples", "masks", "two outputs", "subclassed", "half precision"}
+# cases with different code on one device: no batch and no loss scale is divided
+ONE_DEVICE_CASES = {"adam", "weights of examples", "masks", "two outputs", "subclassed", "half precision"}
 
 
-# what others show as well, or two workers (tests/workers/test_fit_two_workers.py)
-RARE = {"active", "average", "average every 5", "bfloat16", "endless dataset", "global clip",
+# cases that other cases or tests/workers/test_fit_two_workers.py cover
+SLOW_CASES = {"active", "average", "average every 5", "bfloat16", "endless dataset", "global clip",
         "half precision", "masks, whole batches", "normalised", "sum", "two outputs", "weight decay",
         "weighted dataset", "weighted scalar", "weights of classes"}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", some_of(CASES, *CASES.keys() - RARE))
+@pytest.mark.parametrize("name", some_of(CASES, *CASES.keys() - SLOW_CASES))
 def test_three_epochs_are_those_of_model_fit(name, pair):
-    expected = of_model_fit(name)
-    if name in ON_ONE_DEVICE:
+    expected = result_of_model_fit(name)
+    if name in ONE_DEVICE_CASES:
         assert_same(name, fitted(name, tf.distribute.get_strategy()), expected)
     assert_same(name, fitted(name, pair), expected)
 
@@ -48,33 +48,33 @@ def central():
 
 
 @pytest.mark.parametrize("name", ["subclassed", "weights of examples"])
-def test_central_storage_counts_losses_and_metrics_right(name, central):
-    assert_same(name, fitted(name, central), of_model_fit(name))
+def test_central_storage_has_the_losses_and_metrics_of_model_fit(name, central):
+    assert_same(name, fitted(name, central), result_of_model_fit(name))
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("half precision", "scales the loss"), ("normalised", "how to combine them")]
+    ("name", "message"), [("half precision", "scales the loss"), ("normalised", "how to combine them")]
 )
-def test_what_central_storage_cannot_do_is_refused(name, words, central):
-    with pytest.raises(ctl.UsageError, match=words):
+def test_unsupported_options_of_central_storage_are_refused(name, message, central):
+    with pytest.raises(ctl.UsageError, match=message):
         fitted(name, central)
 
 
-def test_arrays_are_shuffled_anew_every_epoch_and_each_example_comes_once():
+def test_arrays_are_reshuffled_every_epoch_and_each_example_occurs_once():
     x = np.arange(20, dtype=np.float32)[:, None]
-    seen = []
+    batches_in_training = []
 
-    class Spy(keras.layers.Layer):
+    class InputRecorder(keras.layers.Layer):
         def call(self, inputs, training=False):
             if training:
-                tf.py_function(lambda v: seen.append(v.numpy()[:, 0].tolist()), [inputs], [])
+                tf.py_function(lambda v: batches_in_training.append(v.numpy()[:, 0].tolist()), [inputs], [])
             return inputs
 
-    model = keras.Sequential([keras.Input((1,)), Spy(), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.Input((1,)), InputRecorder(), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     ctl.fit(model, x, x, batch_size=8, epochs=2, verbose=0)
-    assert [len(b) for b in seen] == [8, 8, 4] * 2
-    epochs = [sum(seen[:3], []), sum(seen[3:], [])]
+    assert [len(b) for b in batches_in_training] == [8, 8, 4] * 2
+    epochs = [sum(batches_in_training[:3], []), sum(batches_in_training[3:], [])]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
     assert epochs[0] != epochs[1] and epochs[0] != sorted(epochs[0])
 
@@ -83,13 +83,16 @@ def test_evaluate_counts_every_example_once(pair):
     x, y, w = numbers(3, 21)
     expected = (model := classifier()).evaluate(x, y, sample_weight=w, return_dict=True, verbose=0)
     with pair.scope():
-        other = classifier()
-    other.set_weights(model.get_weights())
-    for found in (ctl.evaluate(model, x, y, sample_weight=w), ctl.evaluate(other, x, y, sample_weight=w)):
-        assert found == pytest.approx(expected, abs=1e-5)
+        model_on_replicas = classifier()
+    model_on_replicas.set_weights(model.get_weights())
+    for metrics in (
+        ctl.evaluate(model, x, y, sample_weight=w),
+        ctl.evaluate(model_on_replicas, x, y, sample_weight=w),
+    ):
+        assert metrics == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_finite_dataset_is_begun_anew_and_validation_has_its_own_rhythm():
+def test_a_finite_dataset_restarts_and_validation_has_its_own_frequency():
     x, y, _ = numbers()
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
     history = ctl.fit(classifier(), data, epochs=5, steps_per_epoch=4, verbose=0,
@@ -98,7 +101,7 @@ def test_a_finite_dataset_is_begun_anew_and_validation_has_its_own_rhythm():
     assert len(history.history["loss"]) == 5 and len(history.history["val_loss"]) == 2
 
 
-class Calls(keras.callbacks.Callback):
+class CallRecorder(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
         self.calls = []
@@ -113,23 +116,23 @@ class Calls(keras.callbacks.Callback):
         self.calls.append("end")
 
 
-@pytest.mark.parametrize("how", [
+@pytest.mark.parametrize("options", [
     {"validation_freq": [1, 4, 9]}, {"validation_freq": 2, "initial_epoch": 3},
     {"validation_freq": 2, "initial_epoch": 2}, {"initial_epoch": 6}, {"initial_epoch": 7}
 ])  # fmt: skip
-def test_epochs_and_their_evaluations_are_those_of_keras(how):
+def test_epochs_and_their_evaluations_are_those_of_keras(options):
     x, y, _ = numbers()
     histories, calls = [], []
     for fit in (keras.Model.fit, ctl.fit):
-        callback = Calls()
+        callback = CallRecorder()
         history = fit(classifier(), x, y, epochs=6, verbose=0, validation_data=(x, y), callbacks=[callback],
-                      **how)  # fmt: skip
+                      **options)  # fmt: skip
         histories.append((history.epoch, {name: len(v) for name, v in history.history.items()}))
         calls.append(callback.calls)
     assert histories[0] == histories[1] and calls[0] == calls[1]
 
 
-class Results(keras.metrics.Mean):
+class TwoResults(keras.metrics.Mean):
     """Returns two numbers by name."""
 
     def __init__(self):
@@ -157,7 +160,7 @@ class Traced(keras.metrics.Metric):
         return self.total / self.count
 
 
-@pytest.mark.parametrize("metric", [Results, Traced])
+@pytest.mark.parametrize("metric", [TwoResults, Traced])
 def test_metrics_with_several_results_or_a_tf_function_have_the_numbers_of_keras(metric):
     x, y, _ = numbers()
     histories = []
@@ -175,7 +178,7 @@ def test_a_stop_at_an_epoch_without_an_evaluation_ends_it_once():
     x, y, _ = numbers()
     calls = []
     for fit in (keras.Model.fit, ctl.fit):
-        callback = Calls()
+        callback = CallRecorder()
         stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
         stop.on_epoch_end = lambda epoch, logs=None, stop=stop: setattr(stop.model, "stop_training", True)
         fit(classifier(), x, y, epochs=4, verbose=0, validation_data=(x, y), validation_freq=2,
@@ -184,7 +187,7 @@ def test_a_stop_at_an_epoch_without_an_evaluation_ends_it_once():
     assert calls[1] == calls[0]
 
 
-def test_run_eagerly_trains_the_same_numbers_and_says_that_steps_are_graphs(caplog):
+def test_run_eagerly_has_the_same_numbers_and_warns_that_steps_are_graphs(caplog):
     x, y, _ = numbers()
     losses = []
     for fit in (keras.Model.fit, ctl.fit):
@@ -196,7 +199,7 @@ def test_run_eagerly_trains_the_same_numbers_and_says_that_steps_are_graphs(capl
     assert caplog.text.count("run_eagerly=True has no effect") == 1
 
 
-def test_short_batches_are_nothing_to_warn_of(caplog):
+def test_short_batches_cause_no_warning(caplog):
     x, y, _ = numbers()
     ctl.fit(classifier(), x, y, BATCH, 2, verbose=0)
     assert "average() divides" not in caplog.text
@@ -216,7 +219,7 @@ def test_a_function_that_makes_the_model_is_called_in_the_scope():
     assert trainer.step == 3 and trainer.model.optimizer.iterations.numpy() == 3
 
 
-def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
+def test_an_interrupted_run_resumes(tmp_path):
     class Interrupted(Exception):
         pass
 
@@ -225,27 +228,27 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
             super().__init__()
             self.at = at
 
-    def run(directory, epochs, **more):
+    def run(directory, epochs, **options):
         keras.utils.set_random_seed(1)
         model = classifier()
         x, y, _ = numbers()
         history = ctl.fit(model, x, y, batch_size=BATCH, epochs=epochs, verbose=0,
-                          model_dir=directory, **more)  # fmt: skip
+                          model_dir=directory, **options)  # fmt: skip
         return model.get_weights(), history.history["loss"]
 
-    whole, losses = run(None, 5)
+    uninterrupted, losses = run(None, 5)
     run(tmp_path / "a", 2)
-    resumed, later = run(tmp_path / "a", 5)
-    for a, b in zip(whole, resumed, strict=True):
+    resumed, later_losses = run(tmp_path / "a", 5)
+    for a, b in zip(uninterrupted, resumed, strict=True):
         np.testing.assert_array_equal(a, b)
-    assert later == losses[2:]
+    assert later_losses == losses[2:]
 
 
 def test_a_backup_is_restored_and_removed_after_success(tmp_path):
     class Stops(ctl.KerasTrainer):
         def after_loop(self, step, means):
             if step == 9:
-                raise RuntimeError("the machine goes down")
+                raise RuntimeError("the machine shuts down")
 
     def run(cls=ctl.KerasTrainer):
         x, y, _ = numbers()
@@ -307,10 +310,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_trained_is_refused_with_a_sentence(case):
-    make, arguments, how, words = REFUSED[case]
-    with pytest.raises(ctl.UsageError, match=words):
-        ctl.fit(make(), *arguments, verbose=0, **how)
+def test_invalid_arguments_are_refused_with_a_sentence(case):
+    make, arguments, options, message = REFUSED[case]
+    with pytest.raises(ctl.UsageError, match=message):
+        ctl.fit(make(), *arguments, verbose=0, **options)
 
 
 @pytest.mark.parametrize("verbose", [0, 1, 2])

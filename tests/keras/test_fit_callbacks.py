@@ -1,4 +1,4 @@
-"""Callbacks of Keras in `ctl.fit` see, decide and write what they do in `Model.fit`."""
+"""Keras callbacks in `ctl.fit`: calls, decisions and files, compared with `Model.fit`."""
 
 import csv
 
@@ -9,44 +9,44 @@ import pytest
 from fitting import BATCH, classifier, numbers
 
 
-class Seen(keras.callbacks.Callback):
-    """Every call, with its logs."""
+class CallRecorder(keras.callbacks.Callback):
+    """Records every call with its logs."""
 
     def __init__(self):
         super().__init__()
         self.calls = []
 
-    def note(self, *what, logs=None):
-        self.calls.append((*what, dict(logs or {})))
+    def record(self, *details, logs=None):
+        self.calls.append((*details, dict(logs or {})))
 
     def on_train_begin(self, logs=None):
-        self.note("train begins", self.params["epochs"], self.params["steps"])
+        self.record("train begins", self.params["epochs"], self.params["steps"])
 
     def on_train_end(self, logs=None):
-        self.note("train ends", logs=logs)
+        self.record("train ends", logs=logs)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.note("epoch begins", epoch)
+        self.record("epoch begins", epoch)
 
     def on_epoch_end(self, epoch, logs=None):
-        self.note("epoch ends", epoch, logs=logs)
+        self.record("epoch ends", epoch, logs=logs)
 
     def on_test_begin(self, logs=None):
-        self.note("test begins")
+        self.record("test begins")
 
     def on_test_end(self, logs=None):
-        self.note("test ends", logs=logs)
+        self.record("test ends", logs=logs)
 
 
-class SeenBatches(Seen):
+class BatchCallRecorder(CallRecorder):
     """Stops in the middle of an epoch; changes the learning rate at each batch."""
 
     def on_train_batch_begin(self, batch, logs=None):
-        self.note("batch begins", batch)
+        self.record("batch begins", batch)
         self.model.optimizer.learning_rate = 0.1 / (batch + 1)
 
     def on_train_batch_end(self, batch, logs=None):
-        self.note("batch ends", batch, logs=logs)
+        self.record("batch ends", batch, logs=logs)
         self.model.stop_training |= len(self.calls) > 30
 
 
@@ -56,7 +56,7 @@ class StopsItself(keras.callbacks.Callback):
 
 
 def schedulers(directory):
-    return [Seen(), keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+    return [CallRecorder(), keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
             keras.callbacks.CSVLogger(directory / "log.csv"), StopsItself()]  # fmt: skip
 
 
@@ -65,20 +65,20 @@ def plateau(directory):
     best = keras.callbacks.ModelCheckpoint(directory / "best.weights.h5", "val_loss", save_best_only=True,
                                            save_weights_only=True)  # fmt: skip
     stop = keras.callbacks.EarlyStopping("val_loss", patience=2, min_delta=0.1, restore_best_weights=True)
-    return [Seen(), rate, best, stop]
+    return [CallRecorder(), rate, best, stop]
 
 
 def batches(directory):
-    return [SeenBatches()]
+    return [BatchCallRecorder()]
 
 
-def trained(make, directory, fit, **how):
+def trained(make, directory, fit, **options):
     keras.utils.set_random_seed(1)
     model = classifier(keras.optimizers.SGD(0.1))
     callbacks = make(directory)
     x, y, _ = numbers()
     history = fit(model, x, y, batch_size=BATCH, epochs=5, shuffle=False, verbose=0,
-                  callbacks=callbacks, validation_data=numbers(7, 21)[:2], **how)  # fmt: skip
+                  callbacks=callbacks, validation_data=numbers(7, 21)[:2], **options)  # fmt: skip
     return history, model, callbacks[0].calls
 
 
@@ -87,17 +87,17 @@ def test_callbacks_are_called_with_the_logs_of_model_fit_and_decide_the_same(mak
     paths = tmp_path / "keras", tmp_path / "ctl"
     for path in paths:
         path.mkdir()
-    expected, model, calls = trained(make, paths[0], keras.Model.fit)
-    found, other, seen = trained(make, paths[1], ctl.fit)
-    assert found.epoch == expected.epoch and len(found.epoch) < 5
-    assert other.stop_training is model.stop_training is True
-    assert found.history.keys() == expected.history.keys()
-    for name, values in expected.history.items():
-        np.testing.assert_allclose(found.history[name], values, atol=1e-6)
-    assert [c[:-1] for c in seen] == [c[:-1] for c in calls]
-    for mine, theirs in zip(seen, calls, strict=True):
-        assert mine[-1] == pytest.approx(theirs[-1], abs=1e-6)
-    for a, b in zip(other.get_weights(), model.get_weights(), strict=True):
+    keras_history, keras_model, keras_calls = trained(make, paths[0], keras.Model.fit)
+    history, model, calls = trained(make, paths[1], ctl.fit)
+    assert history.epoch == keras_history.epoch and len(history.epoch) < 5
+    assert model.stop_training is keras_model.stop_training is True
+    assert history.history.keys() == keras_history.history.keys()
+    for name, values in keras_history.history.items():
+        np.testing.assert_allclose(history.history[name], values, atol=1e-6)
+    assert [c[:-1] for c in calls] == [c[:-1] for c in keras_calls]
+    for call, keras_call in zip(calls, keras_calls, strict=True):
+        assert call[-1] == pytest.approx(keras_call[-1], abs=1e-6)
+    for a, b in zip(model.get_weights(), keras_model.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert {p.name for p in paths[1].iterdir()} == {p.name for p in paths[0].iterdir()}
     if make is schedulers:
@@ -108,19 +108,21 @@ def test_callbacks_are_called_with_the_logs_of_model_fit_and_decide_the_same(mak
 def test_lambdas_and_callbacks_of_ctl_work_together(caplog):
     x, y, _ = numbers()
     epochs, memory = [], ctl.MemoryCallback()
-    watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append((epoch, logs)))
-    ctl.fit(classifier(), x, y, BATCH, 2, verbose=0, callbacks=[memory, watch])
+    recorder = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append((epoch, logs)))
+    ctl.fit(classifier(), x, y, BATCH, 2, verbose=0, callbacks=[memory, recorder])
     assert [e for e, _ in epochs] == [0, 1] and set(epochs[0][1]) == {"loss", "accuracy"}
     assert [step for _, step, _ in memory.seen] == [7, 14]
     assert "called at each batch" not in caplog.text
 
 
-def test_callbacks_of_batches_are_said_to_be_slower_and_see_calls_of_several_steps(caplog):
+def test_a_callback_of_batches_is_warned_of_and_called_after_several_steps(caplog):
     x, y, _ = numbers(n=48)
-    seen = []
-    watch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
-    ctl.fit(classifier(steps_per_execution=3), x, y, BATCH, 1, verbose=0, callbacks=[watch])
-    assert seen == [2, 5]
+    batches_seen = []
+    recorder = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: batches_seen.append(batch)
+    )
+    ctl.fit(classifier(steps_per_execution=3), x, y, BATCH, 1, verbose=0, callbacks=[recorder])
+    assert batches_seen == [2, 5]
     assert "LambdaCallback: called at each batch" in caplog.text
 
 
@@ -128,10 +130,10 @@ def test_a_run_that_a_callback_stopped_stays_stopped_when_it_is_resumed(tmp_path
     x, y, _ = numbers()
 
     def run():
-        watch = Seen()
+        recorder = CallRecorder()
         history = ctl.fit(classifier(), x, y, BATCH, 4, verbose=0, model_dir=tmp_path,
-                          callbacks=[StopsItself(), watch])  # fmt: skip
-        return history.epoch, [call[0] for call in watch.calls]
+                          callbacks=[StopsItself(), recorder])  # fmt: skip
+        return history.epoch, [call[0] for call in recorder.calls]
 
     assert run()[0] == [0, 1]
     assert run() == ([], ["train begins", "train ends"])
@@ -140,14 +142,14 @@ def test_a_run_that_a_callback_stopped_stays_stopped_when_it_is_resumed(tmp_path
 def test_an_epoch_that_was_interrupted_before_its_evaluation_has_all_its_logs(tmp_path):
     class Fails(keras.callbacks.Callback):
         def on_test_begin(self, logs=None):
-            raise RuntimeError("the machine goes down")
+            raise RuntimeError("the machine shuts down")
 
     def run(*callbacks):
-        watch = Seen()
+        recorder = CallRecorder()
         x, y, _ = numbers()
         ctl.fit(classifier(), x, y, BATCH, 1, verbose=0, model_dir=tmp_path, validation_data=(x, y),
-                callbacks=[watch, *callbacks])  # fmt: skip
-        return watch.calls
+                callbacks=[recorder, *callbacks])  # fmt: skip
+        return recorder.calls
 
     with pytest.raises(RuntimeError):
         run(Fails())
@@ -172,11 +174,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_callbacks_that_cannot_work_are_refused_with_what_to_write(case):
-    make, words = REFUSED[case]
+def test_unsupported_callbacks_are_refused_with_an_alternative(case):
+    make, message = REFUSED[case]
     x, y, _ = numbers()
     model = classifier()
-    with pytest.raises(ctl.UsageError, match=words):
+    with pytest.raises(ctl.UsageError, match=message):
         ctl.fit(model, x, y, verbose=0, callbacks=[make()], validation_data=(x, y))
     assert not int(model.optimizer.iterations.numpy())
 

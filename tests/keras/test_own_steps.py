@@ -9,7 +9,7 @@ from fitting import BATCH, numbers
 
 
 class Own(keras.Model):
-    """As Keras's guide writes it."""
+    """A train step as in the Keras guide."""
 
     def train_step(self, data):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -26,8 +26,8 @@ class Own(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
 
-class Plain(keras.Model):
-    """Returns numbers of no metric, as its test_step does."""
+class WithoutMetrics(keras.Model):
+    """The steps return numbers without a metric."""
 
     def squares(self, data):
         x, y = data
@@ -45,7 +45,7 @@ class Plain(keras.Model):
 
 
 class Gan(keras.Model):
-    """Two optimizers, a metric and random numbers of its own; no `call`."""
+    """Model with two optimizers, a metric and a seed generator, without `call`."""
 
     def __init__(self):
         super().__init__()
@@ -64,9 +64,9 @@ class Gan(keras.Model):
     def train_step(self, x):
         noise = keras.random.normal((tf.shape(x)[0], 4), seed=self.random)
         with tf.GradientTape(persistent=True) as tape:
-            of_x, of_made = self.critic(x), self.critic(self.maker(noise))
-            critic_loss = tf.reduce_mean(of_x - of_made + tf.square(of_x))
-            maker_loss = tf.reduce_mean(tf.square(of_made - 1))
+            scores_of_x, scores_of_generated = self.critic(x), self.critic(self.maker(noise))
+            critic_loss = tf.reduce_mean(scores_of_x - scores_of_generated + tf.square(scores_of_x))
+            maker_loss = tf.reduce_mean(tf.square(scores_of_generated - 1))
         for part, loss, optimizer in ((self.critic, critic_loss, self.critic_optimizer),
                                       (self.maker, maker_loss, self.maker_optimizer)):  # fmt: skip
             variables = part.trainable_variables
@@ -75,14 +75,14 @@ class Gan(keras.Model):
         return {"maker_loss": self.mean.result()}
 
 
-def functional(kind, *compiled, **named):
+def functional(model_class, *compiled, **named):
     x = keras.Input((6,))
-    model = kind(x, keras.layers.Dense(3)(x))
+    model = model_class(x, keras.layers.Dense(3)(x))
     model.compile(keras.optimizers.SGD(0.05), *compiled, **named)
     return model
 
 
-def own():
+def model_with_own_step():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return functional(Own, loss, metrics=["accuracy"])
 
@@ -93,57 +93,57 @@ def gan():
     return model
 
 
-def trained(make, fit, epochs=3, arrays=2, **how):
+def trained(make, fit, epochs=3, arrays=2, **options):
     keras.utils.set_random_seed(1)
     model = make()
-    history = fit(model, *numbers()[:arrays], batch_size=BATCH, epochs=epochs, verbose=0, **how)
+    history = fit(model, *numbers()[:arrays], batch_size=BATCH, epochs=epochs, verbose=0, **options)
     return history.history, model.get_weights()
 
 
-def assert_equal(found, expected):
-    for a, b in zip(found, expected, strict=True):
+def assert_equal(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 CASES = {
-    "own": (own, 2, {"validation_data": numbers(7, 21)[:2]}),
-    "weights of classes": (own, 2, {"class_weight": {0: 0.3}}),
+    "own": (model_with_own_step, 2, {"validation_data": numbers(7, 21)[:2]}),
+    "weights of classes": (model_with_own_step, 2, {"class_weight": {0: 0.3}}),
     "gan": (gan, 1, {}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_own_train_steps_have_the_history_and_weights_of_model_fit(case):
-    make, arrays, how = CASES[case]
-    expected, weights = trained(make, keras.Model.fit, arrays=arrays, shuffle=False, **how)
-    found, others = trained(make, ctl.fit, arrays=arrays, shuffle=False, **how)
-    assert found.keys() == expected.keys()
+    make, arrays, options = CASES[case]
+    expected, weights = trained(make, keras.Model.fit, arrays=arrays, shuffle=False, **options)
+    history, actual_weights = trained(make, ctl.fit, arrays=arrays, shuffle=False, **options)
+    assert history.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, atol=1e-6, err_msg=name)
-    assert_equal(others, weights)
+        np.testing.assert_allclose(history[name], values, atol=1e-6, err_msg=name)
+    assert_equal(actual_weights, weights)
 
 
-def test_of_numbers_of_no_metric_the_newest_is_reported():
+def test_the_newest_of_numbers_without_a_metric_is_reported():
     x, y, _ = numbers(n=48)
-    model = functional(Plain)
-    found = ctl.fit(model, x, y, BATCH, 2, verbose=0, validation_data=(x, y), shuffle=False).history
+    model = functional(WithoutMetrics)
+    history = ctl.fit(model, x, y, BATCH, 2, verbose=0, validation_data=(x, y), shuffle=False).history
     last = model.squares((x[-BATCH:], y[-BATCH:]))
-    assert found["val_loss"][1] == pytest.approx(float(last), abs=1e-5)
-    assert found["loss"][0] > found["loss"][1] > found["val_loss"][1] > 0
-    _, weights = trained(lambda: functional(Plain), keras.Model.fit, shuffle=False)
-    _, others = trained(lambda: functional(Plain), ctl.fit, shuffle=False)
-    assert_equal(others, weights)
+    assert history["val_loss"][1] == pytest.approx(float(last), abs=1e-5)
+    assert history["loss"][0] > history["loss"][1] > history["val_loss"][1] > 0
+    _, weights = trained(lambda: functional(WithoutMetrics), keras.Model.fit, shuffle=False)
+    _, actual_weights = trained(lambda: functional(WithoutMetrics), ctl.fit, shuffle=False)
+    assert_equal(actual_weights, weights)
 
 
 def test_a_resumed_run_has_the_state_of_all_its_optimizers(tmp_path):
-    _, whole = trained(gan, ctl.fit, epochs=4, arrays=1)
+    _, uninterrupted = trained(gan, ctl.fit, epochs=4, arrays=1)
     trained(gan, ctl.fit, epochs=2, arrays=1, model_dir=tmp_path)
     _, resumed = trained(gan, ctl.fit, epochs=4, arrays=1, model_dir=tmp_path)
-    for a, b in zip(resumed, whole, strict=True):
+    for a, b in zip(resumed, uninterrupted, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def returns(value):
+def model_that_returns(value):
     class Returns(keras.Model):
         def train_step(self, data):
             self(data[0])
@@ -154,19 +154,19 @@ def returns(value):
 
 def on_two_replicas():
     with ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"]).scope():
-        return own()
+        return model_with_own_step()
 
 
 REFUSED = {
     "two replicas": (on_two_replicas, {}, "Own has its own train_step.*own_step=.*ctl.Trainer"),
-    "no loss to evaluate": (lambda: returns({}), {"validation_data": numbers()[:2]},
+    "no loss to evaluate": (lambda: model_that_returns({}), {"validation_data": numbers()[:2]},
                             "Write a test_step too"),
-    "no dictionary": (lambda: returns([1.0]), {}, "did not return a dictionary; expected"),
+    "no dictionary": (lambda: model_that_returns([1.0]), {}, "did not return a dictionary; expected"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_own_steps_that_cannot_be_counted_are_refused(case):
-    make, how, words = REFUSED[case]
-    with pytest.raises(ctl.UsageError, match=words):
-        ctl.fit(make(), *numbers()[:2], batch_size=BATCH, verbose=0, **how)
+    make, options, message = REFUSED[case]
+    with pytest.raises(ctl.UsageError, match=message):
+        ctl.fit(make(), *numbers()[:2], batch_size=BATCH, verbose=0, **options)

@@ -23,7 +23,7 @@ def fitted(make, fit, strategy=None):
 
 
 class Own(keras.Model):
-    """A step that clips its gradients with `clip` and keeps its error in `metric`."""
+    """A step that clips its gradients with `clip` and adds its error to `metric`."""
 
     def __init__(self, clip, metric):
         super().__init__()
@@ -86,11 +86,11 @@ def test_a_weight_that_is_clipped_in_the_step_is_not_refused(two_replicas):
         model.compile(keras.optimizers.SGD(0.1))
         return model
 
-    def fit(model, *data, **how):
-        return ctl.fit(model, *data, own_step="mean", **how)
+    def fit(model, *data, **options):
+        return ctl.fit(model, *data, own_step="mean", **options)
 
-    expected, found = fitted(make, keras.Model.fit), fitted(make, fit, two_replicas)
-    assert found["error"] == pytest.approx(expected["error"], rel=1e-4)
+    expected, actual = fitted(make, keras.Model.fit), fitted(make, fit, two_replicas)
+    assert actual["error"] == pytest.approx(expected["error"], rel=1e-4)
 
 
 def test_a_mean_over_the_last_axis_in_an_own_step_is_not_refused(two_replicas):

@@ -1,4 +1,4 @@
-"""Programs of the kinds that keras.io publishes have the numbers of `Model.fit`, or are refused."""
+"""Programs like those on keras.io: numbers of `Model.fit`, or an error."""
 
 import functools
 import re
@@ -20,18 +20,20 @@ ON_REPLICAS = "adversaries", "captioner", "siamese", "transfer", "normalized, an
 
 
 @functools.cache
-def of_model_fit(name):
+def result_of_model_fit(name):
     return trained(name)
 
 
 @pytest.mark.parametrize("name", some_of(PROGRAMS, *PROGRAMS.keys() - {*OWN_STEPS, *OTHERS}))
 def test_on_one_device_every_program_has_the_numbers_of_model_fit(name):
-    assert_same(trained(name, ONE()), of_model_fit(name))
+    assert_same(trained(name, ONE()), result_of_model_fit(name))
 
 
 @pytest.mark.parametrize("name", some_of({**OWN_STEPS, **OTHERS}, *ON_REPLICAS))
 def test_on_two_replicas_a_program_has_the_numbers_of_one_device(name, two_replicas):
-    assert_same(trained(name, two_replicas), of_model_fit(name), 2e-4 if "normalized" in name else 2e-5)
+    assert_same(
+        trained(name, two_replicas), result_of_model_fit(name), 2e-4 if "normalized" in name else 2e-5
+    )
 
 
 def test_an_own_test_step_is_a_mean_over_the_validation_data(two_replicas):
@@ -41,11 +43,11 @@ def test_an_own_test_step_is_a_mean_over_the_validation_data(two_replicas):
     assert_same(trained("denoiser", two_replicas, **validation), expected)
 
 
-def refused(make, strategy, *data, **how):
+def usage_error_of(make, strategy, *data, **options):
     with strategy.scope():
         model = make()
     with pytest.raises(ctl.UsageError) as error:
-        ctl.fit(model, *data, batch_size=BATCH, verbose=0, **how)
+        ctl.fit(model, *data, batch_size=BATCH, verbose=0, **options)
     return str(error.value)
 
 
@@ -67,28 +69,32 @@ ON_TWO_REPLICAS = {
 
 
 @pytest.mark.parametrize("case", ON_TWO_REPLICAS)
-def test_what_replicas_cannot_train_is_refused_in_the_words_of_keras(case, two_replicas):
-    make, data, words = ON_TWO_REPLICAS[case]
-    message = refused(make, two_replicas, *data(), own_step="mean")
-    assert re.search(words, message), message
-    for word in ("build()", "self.", "--"):
-        assert word not in message
+def test_unsupported_models_on_replicas_are_refused_with_terms_of_keras(case, two_replicas):
+    make, data, message_pattern = ON_TWO_REPLICAS[case]
+    message = usage_error_of(make, two_replicas, *data(), own_step="mean")
+    assert re.search(message_pattern, message), message
+    for forbidden_text in ("build()", "self.", "--"):
+        assert forbidden_text not in message
 
 
 def test_a_gan_takes_callbacks_of_keras():
-    seen = []
-    watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(sorted(logs)))
-    assert_same(trained("adversaries", ONE(), callbacks=[watch]), of_model_fit("adversaries"))
-    assert seen == [["d_loss", "g_loss"]] * 3
+    logs_by_epoch = []
+    recorder = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: logs_by_epoch.append(sorted(logs))
+    )
+    assert_same(trained("adversaries", ONE(), callbacks=[recorder]), result_of_model_fit("adversaries"))
+    assert logs_by_epoch == [["d_loss", "g_loss"]] * 3
 
 
-def test_own_steps_on_two_replicas_need_a_word_about_their_losses(two_replicas):
+def test_own_steps_on_two_replicas_need_the_option_own_step(two_replicas):
     make, data, _ = OWN_STEPS["distiller"]
-    message = refused(make, two_replicas, *data())
+    message = usage_error_of(make, two_replicas, *data())
     assert "Distiller has its own compute_loss" in message and 'own_step="mean"' in message
-    message = refused(OWN_STEPS["siamese"][0], two_replicas, arrays()[0])
+    message = usage_error_of(OWN_STEPS["siamese"][0], two_replicas, arrays()[0])
     assert "Siamese has its own train_step" in message
-    assert "own_step is 'sum'; expected 'mean'" in refused(make, two_replicas, *data(), own_step="sum")
+    assert "own_step is 'sum'; expected 'mean'" in usage_error_of(
+        make, two_replicas, *data(), own_step="sum"
+    )
 
 
 class Rooted(published.Autoencoder):
@@ -97,10 +103,12 @@ class Rooted(published.Autoencoder):
         return {**logs, "root": tf.sqrt(logs["error"])}
 
 
-def test_a_number_made_of_a_metric_s_result_is_right_or_refused(two_replicas, monkeypatch):
+def test_a_number_computed_from_a_metric_s_result_is_correct_or_refused(two_replicas, monkeypatch):
     monkeypatch.setitem(PROGRAMS, "rooted", (lambda: published.compiled(Rooted()), published.inputs, {}))
     assert_same(trained("rooted", ONE()), trained("rooted"))
-    message = refused(lambda: published.compiled(Rooted()), two_replicas, arrays()[0], own_step="mean")
+    message = usage_error_of(
+        lambda: published.compiled(Rooted()), two_replicas, arrays()[0], own_step="mean"
+    )
     assert "'root', which depends on the result of a metric" in message
 
 
@@ -115,7 +123,7 @@ def test_an_own_test_step_that_is_not_used_is_not_refused(two_replicas):
 
 
 def test_statistics_that_change_on_each_replica_are_refused_and_can_be_synchronized(two_replicas):
-    message = refused(published.normalized, two_replicas, *arrays())
+    message = usage_error_of(published.normalized, two_replicas, *arrays())
     assert "BatchNormalization(synchronized=True), or ctl.fit(..., sync_batch_norm=True)" in message
 
     def masked():
@@ -124,7 +132,7 @@ def test_statistics_that_change_on_each_replica_are_refused_and_can_be_synchroni
         return published.compiled(keras.Model(x, keras.layers.Dense(1)(hidden)), loss="mse")
 
     x = np.ones((32, 5, 3), np.float32)
-    assert "with a mask" in refused(masked, two_replicas, x, x[:, :, :1])
+    assert "with a mask" in usage_error_of(masked, two_replicas, x, x[:, :, :1])
 
 
 def test_synchronize_batch_norm_reaches_the_layers_of_inner_models():
@@ -138,27 +146,27 @@ def test_synchronize_batch_norm_reaches_the_layers_of_inner_models():
 class Evaluates(keras.callbacks.Callback):
     """Uses the model, and so its metrics, at the end of each epoch."""
 
-    def __init__(self, act):
+    def __init__(self, use_model):
         super().__init__()
-        self.act = act
+        self.use_model = use_model
 
     def on_epoch_end(self, epoch, logs=None):
-        self.act(self.model)
+        self.use_model(self.model)
 
 
-@pytest.mark.parametrize("act", [
+@pytest.mark.parametrize("use_model", [
     lambda m: m.evaluate(*arrays(5), verbose=0), lambda m: m.predict(arrays()[0][:1], verbose=0),
     lambda m: m.test_on_batch(*arrays(5)), lambda m: m.metrics[-1].update_state(arrays()[1], arrays(5)[1]),
 ], ids=["evaluate", "predict", "test_on_batch", "metric"])  # fmt: skip
 @pytest.mark.parametrize("validates", some_of([False, True], True))
-def test_what_a_callback_does_with_the_model_changes_no_later_number(act, validates):
+def test_calls_of_the_model_in_a_callback_change_no_later_number(use_model, validates):
     histories = []
     for fit in (keras.Model.fit, ctl.fit):
         keras.utils.set_random_seed(1)
         model = regression(metrics=["mae"])
-        how = {"validation_data": arrays(3, 21)} if validates else {}
+        options = {"validation_data": arrays(3, 21)} if validates else {}
         history = fit(model, *arrays(), batch_size=BATCH, epochs=3, shuffle=False, verbose=0,
-                      callbacks=[Evaluates(act)], **how)  # fmt: skip
+                      callbacks=[Evaluates(use_model)], **options)  # fmt: skip
         histories.append(history.history)
     assert histories[0].keys() == histories[1].keys()
     for name, values in histories[0].items():
@@ -166,15 +174,15 @@ def test_what_a_callback_does_with_the_model_changes_no_later_number(act, valida
 
 
 def graphs():
-    """Batches of four graphs, whose nodes are merged: more rows of inputs than targets."""
+    """Batches of four graphs with merged nodes: more rows of inputs than of targets."""
 
     def batches():
         generator = np.random.default_rng(0)
         for _ in range(6):
             sizes = generator.integers(2, 9, 4)
             nodes = generator.normal(size=(sizes.sum(), 6)).astype(np.float32)
-            of_graph = np.repeat(np.arange(4), sizes).astype(np.int32)
-            yield (nodes, of_graph), generator.normal(size=(4, 1)).astype(np.float32)
+            graph_ids = np.repeat(np.arange(4), sizes).astype(np.int32)
+            yield (nodes, graph_ids), generator.normal(size=(4, 1)).astype(np.float32)
 
     spec = (tf.TensorSpec((None, 6)), tf.TensorSpec((None,), tf.int32)), tf.TensorSpec((None, 1))
     data = tf.data.Dataset.from_generator(batches, output_signature=spec)
@@ -187,8 +195,8 @@ class GraphModel(keras.Model):
         self.out = keras.layers.Dense(1)
 
     def call(self, inputs):
-        nodes, of_graph = inputs
-        return tf.math.unsorted_segment_sum(self.out(nodes), of_graph, tf.reduce_max(of_graph) + 1)
+        nodes, graph_ids = inputs
+        return tf.math.unsorted_segment_sum(self.out(nodes), graph_ids, tf.reduce_max(graph_ids) + 1)
 
 
 def test_inputs_with_more_rows_than_targets_train_on_one_device_only(two_replicas, caplog):
@@ -205,7 +213,7 @@ def test_inputs_with_more_rows_than_targets_train_on_one_device_only(two_replica
     assert "train_data" not in caplog.text
 
 
-def test_rows_that_differ_are_found_as_batches_are_read(two_replicas):
+def test_different_numbers_of_rows_are_detected_when_batches_are_read(two_replicas):
     x, y = arrays()
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
     data = data.map(lambda x, y: (tf.repeat(x, 2, axis=0), y))
@@ -215,7 +223,7 @@ def test_rows_that_differ_are_found_as_batches_are_read(two_replicas):
         ctl.fit(model, data, verbose=0)
 
 
-KERAS_WORDS = {
+ERRORS = {
     "rows": (lambda m: ctl.fit(m, arrays()[0], arrays()[1][:9], verbose=0), "x, y and sample_weight have"),
     "not batched": (lambda m: ctl.fit(m, tf.data.Dataset.from_tensor_slices(arrays()), verbose=0),
                     r"x is not batched: .* Write dataset\.batch\(batch_size\)"),
@@ -227,13 +235,13 @@ KERAS_WORDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", KERAS_WORDS)
+@pytest.mark.parametrize("case", ERRORS)
 def test_errors_of_fit_name_its_arguments(case):
-    act, words = KERAS_WORDS[case]
-    with pytest.raises(ctl.CtlError, match=words) as error:
-        act(regression())
-    for word in ("train_data", "eval_data", "global_batch_size", "self.", "--", "from_arrays"):
-        assert word not in str(error.value)
+    fit_model, message = ERRORS[case]
+    with pytest.raises(ctl.CtlError, match=message) as error:
+        fit_model(regression())
+    for forbidden_text in ("train_data", "eval_data", "global_batch_size", "self.", "--", "from_arrays"):
+        assert forbidden_text not in str(error.value)
 
 
 def test_a_batch_size_that_replicas_cannot_share_is_named_as_in_keras(two_replicas):
@@ -260,7 +268,7 @@ def test_a_batch_size_beside_batches_is_ignored_as_in_keras(caplog):
     assert history.params["steps"] == 3 and "batch_size=4 is ignored" in caplog.text
 
 
-class Watch(keras.callbacks.Callback):
+class EvaluationRecorder(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
         self.calls = []
@@ -275,15 +283,17 @@ class Watch(keras.callbacks.Callback):
 def test_evaluate_has_the_arguments_and_results_of_keras(two_replicas, capsys):
     model = regression(metrics=["mae"])
     with two_replicas.scope():
-        other = regression(metrics=["mae"])
-    other.set_weights(model.get_weights())
+        model_on_replicas = regression(metrics=["mae"])
+    model_on_replicas.set_weights(model.get_weights())
     expected = model.evaluate(*arrays(), 8, 0)
-    for one in (model, other):
-        assert ctl.evaluate(one, *arrays(), 7, 0, return_dict=False) == pytest.approx(expected, rel=1e-5)
-        watch = Watch()
-        found = ctl.evaluate(one, *arrays(), callbacks=[watch])
-        assert found == pytest.approx(dict(zip(("loss", "mae"), expected, strict=True)), rel=1e-5)
-        assert watch.calls == ["begin", ["loss", "mae"]]
+    for evaluated_model in (model, model_on_replicas):
+        assert ctl.evaluate(evaluated_model, *arrays(), 7, 0, return_dict=False) == pytest.approx(
+            expected, rel=1e-5
+        )
+        recorder = EvaluationRecorder()
+        metrics = ctl.evaluate(evaluated_model, *arrays(), callbacks=[recorder])
+        assert metrics == pytest.approx(dict(zip(("loss", "mae"), expected, strict=True)), rel=1e-5)
+        assert recorder.calls == ["begin", ["loss", "mae"]]
     assert capsys.readouterr().out.count("evaluation: loss ") == 2
     assert ctl.evaluate(regression(), *arrays(), verbose=0, return_dict=False) > 0
 
@@ -291,9 +301,11 @@ def test_evaluate_has_the_arguments_and_results_of_keras(two_replicas, capsys):
         for i in range(3):
             yield tuple(a[8 * i : 8 * i + 8] for a in arrays())
 
-    two = [a[:16] for a in arrays()]
-    first = ctl.evaluate(model, batches(), verbose=0, steps=2)
-    assert first == pytest.approx(model.evaluate(*two, verbose=0, return_dict=True), rel=1e-5)
+    arrays_of_two_batches = [a[:16] for a in arrays()]
+    metrics_of_two_batches = ctl.evaluate(model, batches(), verbose=0, steps=2)
+    assert metrics_of_two_batches == pytest.approx(
+        model.evaluate(*arrays_of_two_batches, verbose=0, return_dict=True), rel=1e-5
+    )
     with pytest.raises(ctl.UsageError, match='verbose is 3; expected "auto"'):
         ctl.evaluate(model, *arrays(), verbose=3)
 
@@ -311,29 +323,29 @@ def test_a_model_without_an_optimizer_can_be_evaluated():
 def test_predictions_are_those_of_keras_for_any_number_of_rows(two_replicas):
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])  # not compiled
     with two_replicas.scope():
-        other = keras.Sequential([keras.layers.Dense(2)])  # and without variables
-    ctl.predict(other, arrays()[0][:1])
-    other.set_weights(model.get_weights())
+        model_on_replicas = keras.Sequential([keras.layers.Dense(2)])  # and without variables
+    ctl.predict(model_on_replicas, arrays()[0][:1])
+    model_on_replicas.set_weights(model.get_weights())
     expected = model.predict(arrays()[0], verbose=0)
     data = tf.data.Dataset.from_tensor_slices(arrays()).batch(7)
-    for one in (model, other):
-        np.testing.assert_allclose(ctl.predict(one, arrays()[0], 5), expected, atol=1e-6)
-        np.testing.assert_allclose(ctl.predict(one, data), expected, atol=1e-6)
-        np.testing.assert_allclose(ctl.predict(one, data, steps=2), expected[:14], atol=1e-6)
+    for predicting_model in (model, model_on_replicas):
+        np.testing.assert_allclose(ctl.predict(predicting_model, arrays()[0], 5), expected, atol=1e-6)
+        np.testing.assert_allclose(ctl.predict(predicting_model, data), expected, atol=1e-6)
+        np.testing.assert_allclose(ctl.predict(predicting_model, data, steps=2), expected[:14], atol=1e-6)
 
 
-class Doubles(keras.Model):
+class DoublesPredictions(keras.Model):
     def predict_step(self, data):
         return 2.0 * self(data[0] if isinstance(data, tuple) else data)
 
 
 def test_an_own_predict_step_is_called():
-    model = published.functional(Doubles)
+    model = published.functional(DoublesPredictions)
     expected = model.predict(arrays()[0], verbose=0)
     np.testing.assert_allclose(ctl.predict(model, arrays()[0]), expected, atol=1e-6)
 
 
-def test_texts_of_pandas_are_texts():
+def test_texts_of_pandas_are_strings():
     x = keras.Input((1,), dtype="string")
     lookup = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
     texts = np.array(["a", "b", "other", b"a"] * 8, dtype=object)[:, None]
@@ -346,7 +358,7 @@ def test_texts_of_pandas_are_texts():
     assert losses[0] == losses[1]
 
 
-def test_the_seed_of_the_program_is_used_and_stays_its_own():
+def test_the_seed_of_the_program_is_used_and_not_changed():
     keras.utils.set_random_seed(7)
     first = trained_noise()
     keras.utils.set_random_seed(7)
@@ -355,7 +367,7 @@ def test_the_seed_of_the_program_is_used_and_stays_its_own():
     assert trained_noise() == first
 
 
-def trained_noise(**how):
+def trained_noise(**options):
     model = PROGRAMS["noisy"][0]()
     model.set_weights([np.ones(w.shape) for w in model.get_weights()])
-    return ctl.fit(model, arrays()[0], verbose=0, shuffle=False, **how).history["noisy_loss"]
+    return ctl.fit(model, arrays()[0], verbose=0, shuffle=False, **options).history["noisy_loss"]

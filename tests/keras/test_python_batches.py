@@ -13,10 +13,10 @@ from fitting import BATCH, classifier, numbers
 
 
 class Shuffled(keras.utils.PyDataset):
-    """Changes its order between epochs, by a seed of its own; notes the calls."""
+    """Data that change their order between epochs with a fixed seed. Records the calls."""
 
-    def __init__(self, *arrays, wrap=list, **how):
-        super().__init__(**how)
+    def __init__(self, *arrays, wrap=list, **options):
+        super().__init__(**options)
         self.arrays, self.wrap, self.calls = arrays, wrap, []
         self.order, self.random = np.arange(len(arrays[0])), np.random.default_rng(0)
 
@@ -45,21 +45,21 @@ class Endless(Shuffled):
         return super().__getitem__(index % 6)
 
     def on_epoch_end(self):
-        """Keeps the order: batches are read ahead of it."""
+        """Keeps the order, because batches are prefetched."""
 
 
-def generated():
+def generate_batches():
     x, y, _ = numbers()
     for i in range(0, 9 * 48, BATCH):
         yield x[i % 48 : i % 48 + BATCH], y[i % 48 : i % 48 + BATCH]
 
 
-def named(batch):
+def with_input_name(batch):
     x, y = batch
     return {"x": x}, y
 
 
-def of_names():
+def model_with_input_name():
     x = keras.Input((6,), name="x")
     model = keras.Model({"x": x}, keras.layers.Dense(3)(x))
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -70,21 +70,21 @@ CASES = {
     "weights, threads": (lambda: Shuffled(*numbers(), workers=3), classifier, {}),
     "validation": (lambda: Shuffled(*numbers()[:2]), classifier,
                    {"validation_data": lambda: Shuffled(*numbers(7, 21)[:2])}),
-    "names": (lambda: Shuffled(*numbers()[:2], wrap=named), of_names, {}),
+    "names": (lambda: Shuffled(*numbers()[:2], wrap=with_input_name), model_with_input_name, {}),
     "endless": (lambda: Endless(*numbers()[:2]), classifier,
                 {"steps_per_epoch": 4, "class_weight": {0: 0.5}}),
-    "generator": (generated, classifier, {"steps_per_epoch": 5}),
+    "generator": (generate_batches, classifier, {"steps_per_epoch": 5}),
 }  # fmt: skip
 
 
 def trained(case, fit, strategy=None):
-    make, model_of, how = CASES[case]
-    how = {name: value() if callable(value) else value for name, value in how.items()}
+    make, model_of, options = CASES[case]
+    options = {name: value() if callable(value) else value for name, value in options.items()}
     keras.utils.set_random_seed(1)
     with (strategy or tf.distribute.get_strategy()).scope():
         model = model_of()
     data = make()
-    history = fit(model, data, epochs=3, verbose=0, **{"shuffle": False, **how}).history
+    history = fit(model, data, epochs=3, verbose=0, **{"shuffle": False, **options}).history
     return history, model.get_weights(), getattr(data, "calls", [])
 
 
@@ -98,21 +98,21 @@ def test_batches_of_python_code_train_as_by_model_fit(case, pair):
     expected, weights, calls = trained(case, keras.Model.fit)
     strategies = [None, pair] if case.startswith("weights") else [None]
     for strategy in strategies:
-        found, others, seen = trained(case, ctl.fit, strategy)
-        assert found.keys() == expected.keys()
+        history, actual_weights, actual_calls = trained(case, ctl.fit, strategy)
+        assert history.keys() == expected.keys()
         for name, values in expected.items():
-            np.testing.assert_allclose(found[name], values, atol=1e-5, err_msg=name)
-        for a, b in zip(others, weights, strict=True):
+            np.testing.assert_allclose(history[name], values, atol=1e-5, err_msg=name)
+        for a, b in zip(actual_weights, weights, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5)
         if case == "validation":
-            assert seen[seen.index("end") :] == calls[calls.index("end") :]
+            assert actual_calls[actual_calls.index("end") :] == calls[calls.index("end") :]
 
 
-def order_of(**how):
+def order_of(**options):
     data = Shuffled(*numbers()[:2])
     data.random = random.Random()
     data.random.shuffle = lambda order: None
-    ctl.fit(classifier(), data, epochs=2, verbose=0, **how)
+    ctl.fit(classifier(), data, epochs=2, verbose=0, **options)
     begins = [i for i, call in enumerate(data.calls) if call == "begin"]
     return [data.calls[i + 1 : i + 8] for i in begins]
 
@@ -124,16 +124,16 @@ def test_shuffling_changes_the_order_of_the_batches_from_epoch_to_epoch_by_the_s
     assert order_of(seed=0) == [first, second] != order_of(seed=1)
 
 
-def test_a_resumed_run_reads_on_where_it_was(tmp_path):
+def test_a_resumed_run_continues_with_the_next_batch(tmp_path):
     def run(directory, epochs):
         keras.utils.set_random_seed(1)
         model = classifier()
         ctl.fit(model, Shuffled(*numbers()[:2]), epochs=epochs, verbose=0, model_dir=directory)
         return model.get_weights()
 
-    whole = run(None, 4)
+    uninterrupted = run(None, 4)
     run(tmp_path, 2)
-    for a, b in zip(run(tmp_path, 4), whole, strict=True):
+    for a, b in zip(run(tmp_path, 4), uninterrupted, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -155,38 +155,40 @@ def test_a_generator_without_batches_cannot_validate():
         ctl.fit(classifier(), x, y, verbose=0, validation_data=(b for b in ()), validation_steps=1)
 
 
-def test_a_generator_cannot_be_rewound_and_fit_says_so(tmp_path, caplog):
-    ctl.fit(classifier(), generated(), steps_per_epoch=2, verbose=0)
+def test_a_generator_with_checkpoints_is_warned_of(tmp_path, caplog):
+    ctl.fit(classifier(), generate_batches(), steps_per_epoch=2, verbose=0)
     assert "rewound" not in caplog.text
-    ctl.fit(classifier(), generated(), steps_per_epoch=2, verbose=0, model_dir=tmp_path)
+    ctl.fit(classifier(), generate_batches(), steps_per_epoch=2, verbose=0, model_dir=tmp_path)
     assert "x is a generator, which cannot be rewound" in caplog.text
 
 
 def test_evaluate_takes_a_pydataset():
     x, y, _ = numbers()
     model = classifier()
-    found = ctl.evaluate(model, Shuffled(x, y))
-    assert found == pytest.approx(model.evaluate(x, y, verbose=0, return_dict=True), abs=1e-5)
+    metrics = ctl.evaluate(model, Shuffled(x, y))
+    assert metrics == pytest.approx(model.evaluate(x, y, verbose=0, return_dict=True), abs=1e-5)
 
 
 X, Y, _ = numbers()
 REFUSED = {
-    "no length": (generated, {}, "length is unknown; give steps_per_epoch"),
+    "no length": (generate_batches, {}, "length is unknown; give steps_per_epoch"),
     "endless": (lambda: Endless(X, Y), {}, "without a length; give steps_per_epoch"),
-    "a function": (lambda: generated, {"steps_per_epoch": 1}, r"Call the function: generated\(\)"),
+    "a function": (lambda: generate_batches, {"steps_per_epoch": 1},
+                   r"Call the function: generate_batches\(\)"),
     "targets": (lambda: Shuffled(X, Y), {"y": Y}, "has targets and weights itself"),
     "four parts": (lambda: Shuffled(X, Y, Y, Y), {}, "a batch of 4 parts"),
     "no batch": (lambda: Shuffled(X[:0], Y[:0]), {}, "has the length 0"),
-    "validation": (lambda: Shuffled(X, Y), {"validation_data": generated()}, "give validation_steps"),
+    "validation": (lambda: Shuffled(X, Y), {"validation_data": generate_batches()},
+                   "give validation_steps"),
     "nothing": (lambda: (batch for batch in ()), {"steps_per_epoch": 1}, "nothing"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_gives_no_batches_is_refused_with_a_sentence(case):
-    make, how, words = REFUSED[case]
-    with pytest.raises(ctl.UsageError, match=words):
-        ctl.fit(classifier(), make(), verbose=0, **how)
+def test_data_without_batches_are_refused_with_a_sentence(case):
+    make, options, message = REFUSED[case]
+    with pytest.raises(ctl.UsageError, match=message):
+        ctl.fit(classifier(), make(), verbose=0, **options)
 
 
 class Pooling(keras.Model):

@@ -1,4 +1,4 @@
-"""`ctl.fit` continues the program's random numbers as `Model.fit` does."""
+"""Random generators of the program in `ctl.fit`, compared with `Model.fit`."""
 
 import random
 
@@ -71,30 +71,30 @@ def test_global_generators_draw_the_numbers_of_model_fit(make, data):
     assert histories[1]["loss"] == pytest.approx(histories[0]["loss"], abs=1e-5)
 
 
-def drawn():
+def draw_numbers():
     return random.random(), np.random.random(), float(tf.random.uniform([]))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_fit_evaluate_and_predict_leave_the_generators_of_the_program_alone(replicas, two_replicas):
+def test_fit_evaluate_and_predict_do_not_change_the_generators_of_the_program(replicas, two_replicas):
     x, y, _ = numbers()
     with (two_replicas if replicas == 2 else tf.distribute.get_strategy()).scope():
         model = classifier()
         model.compile("sgd", lambda labels, scores: tf.reduce_mean(tf.square(scores), axis=-1))
     keras.utils.set_random_seed(7)
-    expected = [drawn() for _ in range(4)]
+    expected = [draw_numbers() for _ in range(4)]
     keras.utils.set_random_seed(7)
-    found = [drawn()]
+    actual = [draw_numbers()]
     ctl.fit(model, x, y, verbose=0)
-    found.append(drawn())
+    actual.append(draw_numbers())
     ctl.evaluate(model, x, y, verbose=0)
-    found.append(drawn())
+    actual.append(draw_numbers())
     ctl.predict(model, x)
-    found.append(drawn())
-    assert found == expected
+    actual.append(draw_numbers())
+    assert actual == expected
 
 
-def test_a_seed_of_fit_counts_whatever_was_drawn_before():
+def test_a_seed_of_fit_determines_the_numbers_after_any_draws():
     losses = []
     for program_seed in (7, 8):
         keras.utils.set_random_seed(1)

@@ -1,4 +1,4 @@
-"""Losses and metrics that replicas would compute differently are refused before the first step."""
+"""Errors for losses and metrics that replicas would compute differently."""
 
 import ctl
 import keras
@@ -52,7 +52,7 @@ class Total(Variable):
 
 
 class FromOne(keras.metrics.Metric):
-    """Begins at one."""
+    """Metric with the initial value one."""
 
     def __init__(self):
         super().__init__(name="from_one")
@@ -82,7 +82,7 @@ class MeanOfBatches(keras.metrics.Metric):
 
 
 class RootOfKeras(keras.losses.MeanSquaredError):
-    """A class derived from one of Keras, whose function is that of Keras."""
+    """A subclass of a Keras loss that inherits its function."""
 
     def call(self, targets, outputs):
         return root(targets, outputs)
@@ -134,8 +134,8 @@ class AddsInTraining(keras.layers.Layer):
 class Adds(keras.layers.Layer):
     """Adds a loss of its inputs."""
 
-    def __init__(self, loss, **how):
-        super().__init__(**how)
+    def __init__(self, loss, **options):
+        super().__init__(**options)
         self.loss = loss
 
     def call(self, x):
@@ -158,7 +158,7 @@ def two_losses():
 
 
 class Subclassed(keras.Model):
-    """A model whose `call` has no argument `training`, and adds a sum to the loss."""
+    """A model that adds a sum to the loss in a `call` without an argument `training`."""
 
     def __init__(self):
         super().__init__()
@@ -194,7 +194,7 @@ REFUSED = {
     "a sum in training": (lambda: regression(between=AddsInTraining(name="add")), "the loss .*'add'.*"),
     "a sum that a model adds": (subclassed, "the loss that .* 'subclassed.*'.*"),
 }  # fmt: skip
-SAME = {
+ACCEPTED = {
     "scalar": lambda: regression(mean, [mean]),
     "by example": lambda: regression(OwnSquares(), [by_example]),
     "a sum of losses by example": lambda: regression(OwnSquares(reduction="sum")),
@@ -207,7 +207,7 @@ SAME = {
 }  # fmt: skip
 
 
-def fitted(make, fit, strategy=None, data=None):
+def fit_history(make, fit, strategy=None, data=None):
     keras.utils.set_random_seed(1)
     with (strategy or tf.distribute.get_strategy()).scope():
         model = make()
@@ -218,16 +218,16 @@ def fitted(make, fit, strategy=None, data=None):
     "case", some_of(REFUSED, "a root of a mean", "a metric of the batch", "a maximum", "an added sum")
 )
 def test_a_number_that_would_differ_is_refused_on_two_replicas_only(case, two_replicas):
-    make, words = REFUSED[case]
-    with pytest.raises(ctl.UsageError, match=f"^{words} would have other values on 2 replicas"):
-        fitted(make, ctl.fit, two_replicas)
-    expected, found = fitted(make, keras.Model.fit), fitted(make, ctl.fit)
+    make, message = REFUSED[case]
+    with pytest.raises(ctl.UsageError, match=f"^{message} would have other values on 2 replicas"):
+        fit_history(make, ctl.fit, two_replicas)
+    expected, actual = fit_history(make, keras.Model.fit), fit_history(make, ctl.fit)
     for name, values in expected.items():
-        assert found[name] == pytest.approx(values, rel=1e-4), name
+        assert actual[name] == pytest.approx(values, rel=1e-4), name
 
 
 @pytest.mark.parametrize("label", [0, 255, -1])
-def test_masked_labels_are_found_whatever_their_value(label, two_replicas):
+def test_masked_labels_are_detected_for_every_value(label, two_replicas):
     data = arrays()[0], np.arange(len(arrays()[0]), dtype=np.int32) % 3
 
     def make():
@@ -236,7 +236,7 @@ def test_masked_labels_are_found_whatever_their_value(label, two_replicas):
         return model
 
     with pytest.raises(ctl.UsageError, match="^the loss loss would have other values"):
-        fitted(make, ctl.fit, two_replicas, data)
+        fit_history(make, ctl.fit, two_replicas, data)
 
 
 def test_outputs_are_compared_with_their_own_targets_only(two_replicas):
@@ -250,21 +250,24 @@ def test_outputs_are_compared_with_their_own_targets_only(two_replicas):
         return model
 
     data = x, {"wide": np.repeat(y[:, :1], 3, axis=1), "flat": y[:, 0]}
-    expected, found = fitted(make, keras.Model.fit, data=data), fitted(make, ctl.fit, two_replicas, data)
+    expected, actual = (
+        fit_history(make, keras.Model.fit, data=data),
+        fit_history(make, ctl.fit, two_replicas, data),
+    )
     for name, values in expected.items():
-        assert found[name] == pytest.approx(values, rel=1e-4), name
+        assert actual[name] == pytest.approx(values, rel=1e-4), name
 
 
 def test_a_metric_that_counts_batches_is_named_in_a_warning(two_replicas, caplog):
-    fitted(lambda: regression(metrics=[MeanOfBatches]), ctl.fit, two_replicas)
+    fit_history(lambda: regression(metrics=[MeanOfBatches]), ctl.fit, two_replicas)
     assert "The metric 'batches' counts batches, not examples" in caplog.text
     caplog.clear()
-    fitted(lambda: regression(metrics=[Total, by_example]), ctl.fit, two_replicas)
+    fit_history(lambda: regression(metrics=[Total, by_example]), ctl.fit, two_replicas)
     assert "counts batches" not in caplog.text
 
 
 class Counting(keras.layers.Layer):
-    """Counts its calls in a `tf.Variable` that Keras does not know."""
+    """Counts its calls in a `tf.Variable` that Keras does not track."""
 
     def __init__(self):
         super().__init__()
@@ -285,7 +288,7 @@ def test_the_check_changes_no_variables(two_replicas):
 
 
 @pytest.mark.slow
-def test_inputs_without_a_shape_and_models_without_targets_are_left_out(two_replicas):
+def test_inputs_without_a_shape_and_models_without_targets_are_not_checked(two_replicas):
     def without_targets():
         model = keras.Sequential(
             [keras.Input((3,)), keras.layers.Dense(3), Adds(lambda x: ops.mean(x * x))]
@@ -294,7 +297,7 @@ def test_inputs_without_a_shape_and_models_without_targets_are_left_out(two_repl
         return model
 
     data = (arrays()[0][:, :3],)
-    assert fitted(without_targets, ctl.fit, two_replicas, data)["loss"]
+    assert fit_history(without_targets, ctl.fit, two_replicas, data)["loss"]
     rows = tf.RaggedTensor.from_row_lengths(np.arange(32) % 5, [2] * 16)
     ragged = tf.data.Dataset.from_tensor_slices((rows, np.zeros([16, 1], np.float32))).batch(8)
 
@@ -312,25 +315,28 @@ def test_inputs_without_a_shape_and_models_without_targets_are_left_out(two_repl
     assert ctl.fit(model, ragged, verbose=0).history["loss"]
 
 
-def test_the_loss_of_one_of_two_outputs_is_found(two_replicas):
+def test_the_loss_of_one_of_two_outputs_is_detected(two_replicas):
     x, y = arrays()
     data = x, {"left": y[:, :1], "right": y[:, :1]}
     with pytest.raises(ctl.UsageError, match="^the loss root would have other values"):
-        fitted(two_losses, ctl.fit, two_replicas, data)
+        fit_history(two_losses, ctl.fit, two_replicas, data)
 
 
 @pytest.mark.parametrize(
-    "case", some_of(SAME, "by example", "a loss of Keras inside", "an added mean", "a metric of sums")
+    "case", some_of(ACCEPTED, "by example", "a loss of Keras inside", "an added mean", "a metric of sums")
 )
 def test_a_number_that_is_a_mean_or_a_sum_over_examples_is_that_of_one_device(case, two_replicas, caplog):
-    expected, found = fitted(SAME[case], keras.Model.fit), fitted(SAME[case], ctl.fit, two_replicas)
+    expected, actual = (
+        fit_history(ACCEPTED[case], keras.Model.fit),
+        fit_history(ACCEPTED[case], ctl.fit, two_replicas),
+    )
     for name, values in expected.items():
-        assert found[name] == pytest.approx(values, rel=1e-4), name
+        assert actual[name] == pytest.approx(values, rel=1e-4), name
     assert "add are taken as means" not in caplog.text
 
 
 def test_added_losses_with_random_numbers_are_named_in_a_warning(two_replicas, caplog):
-    fitted(lambda: regression(between=Adds(random_numbers, name="noisy")), ctl.fit, two_replicas)
+    fit_history(lambda: regression(between=Adds(random_numbers, name="noisy")), ctl.fit, two_replicas)
     assert caplog.text.count("Losses that the layers 'noisy' add are taken as means") == 1
 
 
@@ -344,10 +350,10 @@ class OnBatch(keras.callbacks.Callback):
 
 
 def test_callbacks_call_the_model_with_one_batch_as_on_one_device(two_replicas):
-    def fit(kind):
-        return lambda model, *data, **how: kind(model, *data, callbacks=[OnBatch()], **how)
+    def fit(fit_method):
+        return lambda model, *data, **options: fit_method(model, *data, callbacks=[OnBatch()], **options)
 
-    expected = fitted(regression, fit(keras.Model.fit))
+    expected = fit_history(regression, fit(keras.Model.fit))
     for strategy in (None, two_replicas):
-        found = fitted(regression, fit(ctl.fit), strategy)
-        assert {name: pytest.approx(values, rel=1e-4) for name, values in expected.items()} == found
+        actual = fit_history(regression, fit(ctl.fit), strategy)
+        assert {name: pytest.approx(values, rel=1e-4) for name, values in expected.items()} == actual

@@ -159,7 +159,7 @@ class TestsOfLines:
         by_line = self._data.contexts_by_lineno(self._root + str(path))
         contexts = {context for line in lines for context in by_line.get(line, ())}
         if any(not context or context.startswith("|") for context in contexts):
-            contexts.update(context for others in by_line.values() for context in others)
+            contexts.update(context for line_contexts in by_line.values() for context in line_contexts)
         inner = {_test_of(context) for context in contexts if "|" in context} - {"", *self.failed}
         outer = {_test_of(context) for context in contexts if "|" not in context} - {"", *self.failed}
         folder = f"tests/{path.parts[1]}/"
@@ -263,9 +263,7 @@ def main() -> int:
         if not record.exists():
             record_tests(copied, record)
         tests_of_lines = TestsOfLines(record)
-        print(
-            "skipped, as they fail:", *sorted(tests_of_lines.failed), sep="\n  ", flush=True
-        )
+        print("skipped, as they fail:", *sorted(tests_of_lines.failed), sep="\n  ", flush=True)
         for path, number in chosen:
             mutation = mutate(path, number)
             tests = tests_of_lines.of(path, mutation.lines)

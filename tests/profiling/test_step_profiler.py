@@ -1,4 +1,4 @@
-"""`ctl profile` during training: a table from the step timers, in a training that does not change."""
+"""`ctl profile` during training: a table of the step timers, without changes of the training."""
 
 import json
 import time
@@ -15,14 +15,14 @@ from small_models import BATCH, Small, every_step, examples, losses, traced_step
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    """Two graph calls of any length are measured."""
+def short_measurement(monkeypatch):
+    """Measures two graph calls of any length."""
     monkeypatch.setattr(step_profiler, "_MIN_LOOPS", 2)
     monkeypatch.setattr(step_profiler, "_MIN_SECS", 0.0)
 
 
 class Noisy(Small):
-    """A model with random numbers in the step and a variable that no attribute owns."""
+    """A model with random numbers in the step, and with a variable inside a list."""
 
     def build(self):
         super().build()
@@ -46,16 +46,16 @@ class Unknown(Noisy):
         return rows.filter(lambda *_: True).batch(batch_size)
 
 
-def trained(kind, strategy, steps=12, **options):
+def run_training(trainer_class, strategy, steps=12, **options):
     writer, saves = ctl.MemoryWriter(), options.pop("checkpoints", None) or ctl.MemoryCheckpoints()
     options = {"optimizer": "adam", "dropout": 0.3, "intervals": every_step(), **options}
-    trainer = kind(strategy=strategy, writers=[writer], checkpoints=saves, **options)
+    trainer = trainer_class(strategy=strategy, writers=[writer], checkpoints=saves, **options)
     trainer.train(steps)
     state = {n: v.numpy() for n, v in trainer._prepared_trainer.state.variables.items()}
     return trainer, state, losses(writer)
 
 
-CASES = {  # kind, number of replicas, options
+CASES = {  # name -> (trainer class, number of replicas, options)
     "a saved iterator": (Noisy, 1, {"tf_data": True, "data_position": "iterator",
                                     "intervals": every_step(steps_per_loop=1)}),
     "replicas, unknown length": (Unknown, 2, {"steps": 100, "dropout": 0.0}),
@@ -64,44 +64,46 @@ CASES = {  # kind, number of replicas, options
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", some_of(CASES, *CASES.keys() - {"a saved iterator"}))
-def test_the_training_is_that_of_a_run_without_it_to_the_last_bit(
-    quick, monkeypatch, capsys, two_replicas, case
+def test_a_profiled_training_has_the_bits_of_an_unprofiled_one(
+    short_measurement, monkeypatch, capsys, two_replicas, case
 ):
-    kind, replicas, options = CASES[case]
+    trainer_class, replicas, options = CASES[case]
     strategy = two_replicas if replicas == 2 else "default"
-    plain, before, expected = trained(kind, strategy, **options)
+    unprofiled, state_before, expected = run_training(trainer_class, strategy, **options)
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
-    trainer, after, got = trained(kind, strategy, **options)
+    trainer, state_after, actual = run_training(trainer_class, strategy, **options)
     assert trainer._prepared_trainer.activity.has_profiled and "ms a step" in capsys.readouterr().out
-    assert got == expected and len(got) == trainer.step == (20 if kind is Unknown else 12)
-    for name, value in before.items():
-        if name == "data_iterator/data_iterator":  # with what is prefetched, which differs from run to run
+    assert actual == expected and len(actual) == trainer.step == (20 if trainer_class is Unknown else 12)
+    for name, value in state_before.items():
+        if name == "data_iterator/data_iterator":  # contains prefetched data, which differ between runs
             continue
-        assert np.array_equal(value, after[name]), name
-    assert trainer._hidden[0].numpy() == plain._hidden[0].numpy() == trainer.step  # no attribute owns it
+        assert np.array_equal(value, state_after[name]), name
+    assert (
+        trainer._hidden[0].numpy() == unprofiled._hidden[0].numpy() == trainer.step
+    )  # the variable in a list
 
 
-def measured(monkeypatch, tmp_path, kind, strategy, **options):
+def run_profiled(monkeypatch, tmp_path, trainer_class, strategy, **options):
     path = tmp_path / "profile.json"
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, str(path))
-    trainer, *_ = trained(kind, strategy, **options)
-    found = json.loads(path.read_text())
-    (shown,) = [e for e in trainer._writers[0].events if isinstance(e, SharesLogged)]
-    assert shown.step == found["step"] and shown.shares.keys() == found["parts"].keys()
-    assert sum(shown.shares.values()) == pytest.approx(1.0)
+    trainer, *_ = run_training(trainer_class, strategy, **options)
+    profile = json.loads(path.read_text())
+    (shares_event,) = [e for e in trainer._writers[0].events if isinstance(e, SharesLogged)]
+    assert shares_event.step == profile["step"] and shares_event.shares.keys() == profile["parts"].keys()
+    assert sum(shares_event.shares.values()) == pytest.approx(1.0)
     (text,) = [e.text for e in trainer._writers[0].events if isinstance(e, TextLogged)]
     assert "ms a step" in text
-    return found
+    return profile
 
 
-def test_slow_input_is_measured_and_a_save_does_not_count_as_host(quick, monkeypatch, tmp_path):
-    class Slow(Small):
+def test_slow_input_is_measured_and_a_save_does_not_count_as_host(short_measurement, monkeypatch, tmp_path):
+    class SlowInput(Small):
         def train_data(self, batch_size):
-            def slowly(x, y):
+            def sleep_and_return(x, y):
                 return tf.numpy_function(lambda a: time.sleep(0.3) or a, [x], tf.float32), y
 
             data = tf.data.Dataset.from_tensor_slices(examples()).repeat().batch(batch_size, True)
-            data = data.map(slowly).map(lambda x, y: (tf.ensure_shape(x, [BATCH, 8]), y))
+            data = data.map(sleep_and_return).map(lambda x, y: (tf.ensure_shape(x, [BATCH, 8]), y))
             return data.prefetch(1)
 
     class SlowSaves(ctl.MemoryCheckpoints):
@@ -111,14 +113,16 @@ def test_slow_input_is_measured_and_a_save_does_not_count_as_host(quick, monkeyp
 
     monkeypatch.setattr(step_profiler, "_MIN_LOOPS", 6)
     options = {"checkpoints": SlowSaves(), "intervals": every_step(save=ctl.Every(steps=4))}
-    profile = measured(monkeypatch, tmp_path, Slow, "default", **options)
+    profile = run_profiled(monkeypatch, tmp_path, SlowInput, "default", **options)
     parts = profile["parts"]
     assert parts["waiting for input"] > parts["computing"]
     assert parts["host"] < 0.5 * parts["saving"] and parts["saving"] == profile["one_save"] / 4
 
 
-def test_two_replicas_have_a_time_for_communication(quick, monkeypatch, tmp_path, two_replicas):
-    profile = measured(monkeypatch, tmp_path, Small, two_replicas, intervals=every_step(steps_per_loop=1))
+def test_two_replicas_have_a_time_for_communication(short_measurement, monkeypatch, tmp_path, two_replicas):
+    profile = run_profiled(
+        monkeypatch, tmp_path, Small, two_replicas, intervals=every_step(steps_per_loop=1)
+    )
     (times,) = profile["times"]
     assert profile["parts"]["communicating"] == times["communication"] > 0
     assert (profile["replicas"], profile["workers"], profile["steps_per_loop"]) == (2, 1, 1)
@@ -127,7 +131,7 @@ def test_two_replicas_have_a_time_for_communication(quick, monkeypatch, tmp_path
 
 @pytest.mark.parametrize("steps", [100, 6])
 def test_the_steps_after_the_measurement_are_traced_for_tensorboard(
-    quick, monkeypatch, capsys, tmp_path, steps
+    short_measurement, monkeypatch, capsys, tmp_path, steps
 ):
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
     trainer = Small(strategy="default", model_dir=str(tmp_path / "run"), intervals=every_step())
@@ -138,7 +142,7 @@ def test_the_steps_after_the_measurement_are_traced_for_tensorboard(
     assert f"trace of the next 5 steps: {trace.parent}\n" in capsys.readouterr().out
 
 
-def test_a_report_at_the_last_step_has_no_trace(quick, monkeypatch, capsys, tmp_path):
+def test_a_report_at_the_last_step_has_no_trace(short_measurement, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
     options = {"model_dir": str(tmp_path / "run"), "intervals": every_step()}
     Small(strategy="default", **options).train(4)
@@ -147,7 +151,7 @@ def test_a_report_at_the_last_step_has_no_trace(quick, monkeypatch, capsys, tmp_
     assert not list((tmp_path / "run").rglob("*.xplane.pb"))
 
 
-def test_a_trace_that_was_requested_is_the_only_one(quick, monkeypatch, capsys, tmp_path):
+def test_a_trace_that_was_requested_is_the_only_one(short_measurement, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
     options = {"model_dir": str(tmp_path / "run"), "intervals": every_step(), "profile": "8:9"}
     Small(strategy="default", **options).train(12)
@@ -155,7 +159,7 @@ def test_a_trace_that_was_requested_is_the_only_one(quick, monkeypatch, capsys, 
     assert trace.parent.name == "steps_8-9" and "trace of" not in capsys.readouterr().out
 
 
-def test_a_trainer_reports_once(quick, monkeypatch, capsys):
+def test_a_trainer_reports_once(short_measurement, monkeypatch, capsys):
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
     trainer = Small(strategy="default", writers=[], intervals=every_step())
     trainer.train(8)
@@ -164,18 +168,18 @@ def test_a_trainer_reports_once(quick, monkeypatch, capsys):
 
 
 class Clock:
-    """Graph calls and waits of a simulated training."""
+    """Clock, graph calls and waits of a simulated training."""
 
     def __init__(self):
-        self.now, self.waits = 0.0, np.array([100.0, 200.0])  # the totals before the window
+        self.time_secs, self.waits = 0.0, np.array([100.0, 200.0])  # the totals before the window
         self.window = TimerWindow(self.waits.copy)
 
     def run(self, steps, secs, host_secs=0.0):
-        """A graph call of `secs` seconds per step, of which 20 % are sums and 10 % input."""
-        start = self.now + host_secs
-        self.now = start + steps * secs
+        """Adds a graph call of `secs` seconds per step: 20 % are communication and 10 % are input."""
+        start = self.time_secs + host_secs
+        self.time_secs = start + steps * secs
         self.waits += [0.2 * steps * secs, 0.1 * steps * secs]
-        self.window.add(steps, start, self.now)
+        self.window.add(steps, start, self.time_secs)
 
 
 def test_averages_are_those_of_the_graph_calls_in_the_window(monkeypatch):
@@ -209,10 +213,10 @@ def test_a_call_that_is_not_timed_restarts_the_window(monkeypatch):
 
 def test_a_run_that_is_too_short_is_reported(monkeypatch, caplog):
     monkeypatch.setenv(profile_report.PROFILE_VARIABLE, profile_report.NO_PATH)
-    trained(Small, "default", steps=3)
+    run_training(Small, "default", steps=3)
     assert "ended before there was enough to measure" in caplog.text
 
 
-def test_without_ctl_profile_no_table_is_printed(quick, capsys):
-    trained(Small, "default")
+def test_without_ctl_profile_no_table_is_printed(short_measurement, capsys):
+    run_training(Small, "default")
     assert "ctl profile" not in capsys.readouterr().out

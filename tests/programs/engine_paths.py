@@ -97,8 +97,8 @@ def trained(steps=6, job=Job, **options) -> tuple[list, Job]:
 
 def train_small(steps=2, **options) -> Small:
     """Trains a small model for which `auto` selects a path."""
-    never = every_step(log=ctl.Every(), save=ctl.Every())
-    trainer = Small(strategy=STRATEGY, writers=[], intervals=never, communication="auto", **options)
+    no_intervals = every_step(log=ctl.Every(), save=ctl.Every())
+    trainer = Small(strategy=STRATEGY, writers=[], intervals=no_intervals, communication="auto", **options)
     trainer.train(steps)
     return trainer
 

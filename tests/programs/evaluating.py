@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-HOW, _, WHAT = os.environ.get("EVAL", "").partition(":")
+EVAL_MODE, _, EVAL_ARGUMENT = os.environ.get("EVAL", "").partition(":")
 BATCHES = 600
 
 
@@ -27,18 +27,18 @@ class Job(ctl.Trainer):
         return ctl.from_arrays((x, x.sum(axis=1)), batch_size)
 
     def eval_data(self, batch_size):
-        data = tf.data.Dataset.range(BATCHES if HOW in ("long", "held") else 8)
+        data = tf.data.Dataset.range(BATCHES if EVAL_MODE in ("long", "held") else 8)
         if os.environ.get("UNKNOWN"):
             data = data.filter(lambda i: i >= 0)
 
         def row(i):
             def wait(i):
-                if HOW in ("long", "held"):
+                if EVAL_MODE in ("long", "held"):
                     print("evaluating", flush=True)
                     time.sleep(0.1)
-                while HOW == "held" and not os.path.exists(WHAT):
+                while EVAL_MODE == "held" and not os.path.exists(EVAL_ARGUMENT):
                     time.sleep(0.02)
-                if HOW == "bad" and i == 5 and int(WHAT) == self.topology.worker_index:
+                if EVAL_MODE == "bad" and i == 5 and int(EVAL_ARGUMENT) == self.topology.worker_index:
                     raise ValueError("a bad record")
                 return np.float32(i)
 

@@ -26,8 +26,8 @@ def fails_after_its_peer(path, rank):
     if int(os.environ["HOROVOD_RANK"]) != rank:
         Path(path).touch()
         raise type("HorovodInternalError", (RuntimeError,), {})("rank 1 is gone")
-    until = time.monotonic() + 100
-    while not Path(path).exists() and time.monotonic() < until:
+    deadline = time.monotonic() + 100
+    while not Path(path).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     raise OSError("disk full")
 
@@ -40,7 +40,7 @@ def modes(directory):
     return [path.stat().st_mode & 0o777 for path in Path(directory).glob("ctl-run-*")]
 
 
-def sum_of_steps(died):
+def sum_of_steps(marker_path):
     """Sums 1 + 2 + 3 + 4 in a variable. The last rank of the first group dies in the third step."""
     import ctl.hvd as hvd
     import tensorflow as tf
@@ -53,7 +53,7 @@ def sum_of_steps(died):
     def train(state):
         while state.step <= 4:
             if state.step == 3 and hvd.rank() == 1 and hvd.size() == 2:
-                Path(died).touch()
+                Path(marker_path).touch()
                 os._exit(3)
             state.variables[0].assign_add(hvd.allreduce(tf.constant(float(state.step)), name="a"))
             state.step += 1

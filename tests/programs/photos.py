@@ -25,7 +25,7 @@ def photographed() -> dict[str, np.ndarray]:
     return {**grey, **{name: load_sample_image(f"{name}.jpg") for name in ("china", "flower")}}
 
 
-def drawn() -> dict[str, np.ndarray]:
+def draw_pictures() -> dict[str, np.ndarray]:
     """Returns uint8 images `[512, 512, 1 or 3]` by class: waves with a separate length and direction."""
     random, (y, x) = np.random.default_rng(1), np.mgrid[:512, :512]
     image_by_class = {}
@@ -41,7 +41,7 @@ def jpeg(image: np.ndarray, **options) -> bytes:
     return tf.io.encode_jpeg(image, **options).numpy()
 
 
-def make(directory, per_class=40, *, height=HEIGHT, width=WIDTH, sources=drawn) -> Path:
+def make(directory, per_class=40, *, height=HEIGHT, width=WIDTH, sources=draw_pictures) -> Path:
     """Writes `directory/flower_photos/<class>/<i>.jpg` and a licence; returns directory/flower_photos."""
     random, root = np.random.default_rng(0), Path(directory) / "flower_photos"
     for name, picture in sources().items():

@@ -89,7 +89,7 @@ def names(directory):
     return sorted(p.name for p in Path(directory).iterdir() if p.name != commit.LISTING)
 
 
-def until(condition, message, timeout=TIMEOUT_SECS):
+def wait_until(condition, message, timeout=TIMEOUT_SECS):
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, message

@@ -121,7 +121,7 @@ def take_streams(request: dict) -> None:
 
 
 def become(request: dict, installed: list[str]) -> dict:
-    """Gives this child the state of a fresh process. Returns the globals of its program."""
+    """Resets this child to the state of a fresh process. Returns the globals of its program."""
     import tempfile
 
     import numpy as np
@@ -181,7 +181,7 @@ if __name__ == "__main__":
     # Ctrl-C is for the tests, which then close the socket; a child receives signals sent before its start
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     installed = sys.path[2:]  # without this file's folder and PYTHONPATH, the root
-    atexit.register(gc.freeze)  # runs last: the end of a child then inspects no object again
+    atexit.register(gc.freeze)  # runs last, so that the exit of a child traverses no objects
     import_all()
     gc.collect()
     gc.freeze()  # garbage collections of a child copy no page of imported objects

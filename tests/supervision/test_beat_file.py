@@ -1,4 +1,4 @@
-"""Beats from a thread, and a reader who goes by its own clock."""
+"""Heartbeats of a thread, and a reader that uses its own clock."""
 
 import os
 import threading
@@ -9,50 +9,50 @@ from ctl.supervision.beat_file import BeatFile, BeatReader, Beats, PollClock
 from small_disks import fill, mounted
 
 
-def test_beats_come_until_they_are_stopped():
-    came, count = threading.Semaphore(0), []
+def test_beats_continue_until_they_are_stopped():
+    beat_count, thread_names = threading.Semaphore(0), []
 
     def beat():
-        count.append(threading.current_thread().name)
-        came.release()
+        thread_names.append(threading.current_thread().name)
+        beat_count.release()
 
     beats = Beats(beat, secs=0.001, name="beating")
     beats.start()
-    assert all(came.acquire(timeout=TIMEOUT_SECS) for _ in range(3))
+    assert all(beat_count.acquire(timeout=TIMEOUT_SECS) for _ in range(3))
     beats.stop(wait=True)
-    ended = len(count)
-    assert not any(t.name == "beating" for t in threading.enumerate()) and len(count) == ended
-    assert set(count) == {"beating"}
+    ended = len(thread_names)
+    assert not any(t.name == "beating" for t in threading.enumerate()) and len(thread_names) == ended
+    assert set(thread_names) == {"beating"}
 
 
 def test_a_beat_that_returns_false_is_the_last():
-    beats, count = None, []
-    beats = Beats(lambda: count.append(1) or len(count) < 3, secs=0.001, name="few")
+    beats, thread_names = None, []
+    beats = Beats(lambda: thread_names.append(1) or len(thread_names) < 3, secs=0.001, name="few")
     beats.start()
     beats._thread.join(TIMEOUT_SECS)
-    assert len(count) == 3
+    assert len(thread_names) == 3
 
 
 def test_a_reader_counts_from_the_last_change():
-    now = [100.0]
-    reader = BeatReader(lambda: now[0])
-    now[0] = 103.0
-    assert reader.silent_secs == 3.0  # nothing was read yet
+    time_secs = [100.0]
+    reader = BeatReader(lambda: time_secs[0])
+    time_secs[0] = 103.0
+    assert reader.silent_secs == 3.0  # before the first read
     assert reader.read(b"a") and reader.silent_secs == 0.0
-    now[0] = 110.0
+    time_secs[0] = 110.0
     assert not reader.read(b"a") and reader.silent_secs == 7.0
     assert reader.read(b"b") and reader.silent_secs == 0.0
 
 
 def test_a_poll_clock_does_not_count_the_time_in_which_its_owner_was_stopped():
-    now = [100.0]
-    clock = PollClock(max_poll_secs=2.0, clock=lambda: now[0])
+    time_secs = [100.0]
+    clock = PollClock(max_poll_secs=2.0, clock=lambda: time_secs[0])
     reader = BeatReader(clock)
     for _ in range(4):
-        now[0] += 0.5
+        time_secs[0] += 0.5
         reader.read(b"a")
     assert reader.silent_secs == 1.5
-    now[0] += 3600.0
+    time_secs[0] += 3600.0
     assert not reader.read(b"a") and reader.silent_secs == 3.5
 
 
@@ -85,7 +85,7 @@ def test_a_full_disk_stops_no_beats(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 def test_only_a_memory_file_of_a_launcher_is_written_through_proc(tmp_path):
-    """The same number may be another file in another PID namespace."""
+    """The same file descriptor may refer to another file in another PID namespace."""
     with open(tmp_path / "precious", "w+b") as other:
         with pytest.raises(OSError, match="not the memory file"):
             BeatFile(f"/proc/{os.getpid()}/fd/{other.fileno()}").write("1")

@@ -1,4 +1,4 @@
-"""The file LOCK: who trains in a directory, whether it still does, and why it no longer does."""
+"""Lock file of a model directory: owner, liveness and reason of the end."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from small_models import Small, every_step
 
 TIMEOUT_SECS = 60
 
-HOLDS = """
+HOLDER_PROGRAM = """
 import sys, time
 from ctl.supervision.lease import Lease
 with Lease(sys.argv[1], beat_secs=float(sys.argv[2])).held(step=lambda: 7):
@@ -28,10 +28,10 @@ with Lease(sys.argv[1], beat_secs=float(sys.argv[2])).held(step=lambda: 7):
 
 
 class Clock:
-    now = 1000.0
+    time_secs = 1000.0
 
     def __call__(self):
-        return self.now
+        return self.time_secs
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def holder(path):
 
     def start(beat_secs=0.05):
         process = subprocess.Popen(
-            [sys.executable, "-c", HOLDS, str(path), str(beat_secs)], env=environment(),
+            [sys.executable, "-c", HOLDER_PROGRAM, str(path), str(beat_secs)], env=environment(),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         started.append(process)
@@ -59,7 +59,7 @@ def holder(path):
         process.communicate(timeout=TIMEOUT_SECS)
 
 
-def elsewhere(path, **changes):
+def write_remote_lease(path, **changes):
     """Writes the lease of a process on another machine."""
     content = {
         "host": "elsewhere", "pid": 1, "process": "", "started": 900.0, "beat": 1000.0,
@@ -68,20 +68,21 @@ def elsewhere(path, **changes):
     path.write_text(json.dumps(content))
 
 
-def test_a_lease_says_who_holds_it_and_then_that_it_ended(path):
+def test_a_lease_contains_its_holder_and_then_its_end(path):
     before = time.time()
     lease = Lease(path)
     with lease.held(step=lambda: 3):
-        mine = lease.read()
-        assert lease.is_alive(mine)
-        assert (mine.pid, mine.state, mine.reason, mine.step) == (os.getpid(), "training", "", 3)
-        assert before <= mine.started <= mine.beat <= time.time()
+        own_lease = lease.read()
+        assert lease.is_alive(own_lease)
+        assert (own_lease.pid, own_lease.step) == (os.getpid(), 3)
+        assert (own_lease.state, own_lease.reason) == ("training", "")
+        assert before <= own_lease.started <= own_lease.beat <= time.time()
         assert set(json.loads(path.read_text())) >= {
             "host", "pid", "started", "beat", "state", "reason", "step",
         }  # fmt: skip
     ended = lease.read()
     assert (ended.state, ended.reason, ended.exit_code) == ("ended", "done", 0)
-    assert not lease.is_alive(ended) and ended.identity == mine.identity
+    assert not lease.is_alive(ended) and ended.identity == own_lease.identity
     assert [p.name for p in path.parent.iterdir()] == ["LOCK"]
 
 
@@ -95,14 +96,14 @@ def test_a_lease_says_who_holds_it_and_then_that_it_ended(path):
         (KeyboardInterrupt(), "stopped by Ctrl-C", 130),
     ],
 )
-def test_the_end_says_why(path, error, reason, code):
+def test_the_end_contains_the_reason(path, error, reason, code):
     with pytest.raises(type(error)), Lease(path).held(step=lambda: 0):
         raise error
     ended = Lease(path).read()
     assert (ended.state, ended.reason, ended.exit_code) == ("ended", reason, code)
 
 
-def test_a_beat_is_rewritten_and_carries_the_newest_step(path):
+def test_a_beat_is_rewritten_with_the_newest_step(path):
     steps = [1]
     with Lease(path, beat_secs=0.01).held(step=lambda: steps[0]):
         first = Lease(path).read()
@@ -117,23 +118,23 @@ def test_no_beat_comes_after_the_end(path):
     for _ in range(50):
         with lease.held(step=lambda: 0):
             pass
-        mine = lease.read()
-        lease._write(mine, step=0)  # a beat that was under way when training ended
-        assert lease.read() == mine and mine.state == "ended"
+        own_lease = lease.read()
+        lease._write(own_lease, step=0)  # a beat that was in flight when training ended
+        assert lease.read() == own_lease and own_lease.state == "ended"
     wait_for(lambda: "ctl-lease" not in [t.name for t in threading.enumerate()])
 
 
 def test_a_killed_holder_is_dead_at_once(path, holder):
     process = holder(beat_secs=1000)
     lease = Lease(path)
-    mine = lease.read()
-    assert mine.pid == process.pid and mine.step == 7 and lease.is_alive(mine)
+    own_lease = lease.read()
+    assert own_lease.pid == process.pid and own_lease.step == 7 and lease.is_alive(own_lease)
     process.kill()
-    wait_for(lambda: not lease.is_alive(mine))  # also while nobody has asked for its exit code
+    wait_for(lambda: not lease.is_alive(own_lease))  # also before its exit code is collected
     assert process.returncode is None and lease.read().state == "training"
 
 
-def test_another_process_with_its_number_is_not_the_holder(path, holder):
+def test_another_process_with_the_same_pid_is_not_the_holder(path, holder):
     holder(beat_secs=1000)
     content = json.loads(path.read_text())
     namespace, ticks = content["process"].split("/")
@@ -142,50 +143,50 @@ def test_another_process_with_its_number_is_not_the_holder(path, holder):
     assert not lease.is_alive(lease.read())
 
 
-def test_a_number_of_another_container_tells_nothing(path, holder):
+def test_a_pid_of_another_container_is_ignored(path, holder):
     process = holder(beat_secs=1000)
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "process": "pid:[1]/5"}))
     lease = Lease(path)
-    mine = lease.read()
+    own_lease = lease.read()
     process.kill()
     process.wait(TIMEOUT_SECS)
-    assert lease.is_alive(mine)  # its beat is fresh, and that is all there is to go by
+    assert lease.is_alive(own_lease)  # only its beat counts, which is recent
 
 
-def test_elsewhere_a_minute_without_a_beat_is_death(path):
+def test_a_remote_holder_is_dead_after_a_minute_without_a_beat(path):
     clock = Clock()
-    elsewhere(path)
+    write_remote_lease(path)
     lease = Lease(path, clock=clock)
     assert lease.is_alive(lease.read())
-    clock.now = 1059.0
+    clock.time_secs = 1059.0
     assert lease.is_alive(lease.read())
-    clock.now = 1061.0
+    clock.time_secs = 1061.0
     assert not lease.is_alive(lease.read())
 
 
 @pytest.mark.parametrize("beat", [100.0, 1000.0, 9000.0])
 def test_the_age_of_a_beat_by_the_clock_of_another_machine_does_not_matter(path, beat):
     clock = Clock()
-    elsewhere(path, beat=beat)
+    write_remote_lease(path, beat=beat)
     lease = Lease(path, clock=clock)
     assert lease.is_alive(lease.read())
-    clock.now = 1059.0
+    clock.time_secs = 1059.0
     assert lease.is_alive(lease.read())
-    clock.now = 1061.0
+    clock.time_secs = 1061.0
     assert not lease.is_alive(lease.read())
 
 
 @pytest.mark.parametrize("shift_secs", [7200.0, -7200.0])
-def test_a_clock_that_is_set_makes_no_living_process_dead(path, monkeypatch, shift_secs):
+def test_a_change_of_the_system_clock_makes_no_living_process_dead(path, monkeypatch, shift_secs):
     """The clock of the reader, or of the holder, jumps between two beats."""
     real = time.time
-    elsewhere(path, beat=real())
+    write_remote_lease(path, beat=real())
     lease = Lease(path)
     assert lease.is_alive(lease.read())
     monkeypatch.setattr(time, "time", lambda: real() + shift_secs)
     assert lease.is_alive(lease.read())
-    elsewhere(path, beat=real() + shift_secs)
+    write_remote_lease(path, beat=real() + shift_secs)
     assert lease.is_alive(lease.read())
 
 
@@ -194,41 +195,41 @@ def test_clocks_that_differ_neither_kill_nor_keep_alive(path, skew):
     clock = Clock()
     lease = Lease(path, clock=clock)
     for _ in range(100):
-        elsewhere(path, beat=clock.now + skew)
+        write_remote_lease(path, beat=clock.time_secs + skew)
         assert lease.is_alive(lease.read())
-        clock.now += 5.0
-    clock.now += 50.0
+        clock.time_secs += 5.0
+    clock.time_secs += 50.0
     assert lease.is_alive(lease.read())
-    clock.now += 11.0
+    clock.time_secs += 11.0
     assert not lease.is_alive(lease.read())
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"host": "a"}', '{"host": 1, "pid": "x", "started": null}']
 )
-def test_what_cannot_be_read_is_nobody(path, text):
+def test_an_unreadable_file_is_no_holder(path, text):
     path.write_text(text)
     assert Lease(path).read() is None
     path.unlink()
     assert Lease(path).read() is None
 
 
-def test_a_key_of_a_later_version_is_left_out(path):
-    elsewhere(path, colour="green")
+def test_a_key_of_a_later_version_is_ignored(path):
+    write_remote_lease(path, colour="green")
     assert Lease(path).read().host == "elsewhere"
 
 
-def test_a_full_disk_warns_once_and_training_goes_on(path, monkeypatch, caplog):
-    def full(*_):
+def test_a_full_disk_warns_once_and_training_continues(path, monkeypatch, caplog):
+    def raise_disk_full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(lease_module.os, "replace", full)
+    monkeypatch.setattr(lease_module.os, "replace", raise_disk_full)
     with Lease(path, beat_secs=0.001).held(step=lambda: 0):
         wait_for(lambda: caplog.records)
-        done = threading.Event()
-        done.wait(0.05)
-    [said] = [r.getMessage() for r in caplog.records]
-    assert "No space left on device" in said and list(path.parent.iterdir()) == []
+        never_set = threading.Event()
+        never_set.wait(0.05)
+    [message] = [r.getMessage() for r in caplog.records]
+    assert "No space left on device" in message and list(path.parent.iterdir()) == []
 
 
 def test_without_a_directory_nothing_is_held():
@@ -236,29 +237,29 @@ def test_without_a_directory_nothing_is_held():
         pass
 
 
-def test_a_process_knows_when_it_began(tmp_path):
+def test_the_start_time_of_a_process_is_read(tmp_path):
     before = time.time()
-    where = "ctl.supervision.process_identity"
+    module = "ctl.supervision.process_identity"
     code = (
-        f"import time; print(time.time()); time.sleep(1); from {where} import process_start_time as p; "
+        f"import time; print(time.time()); time.sleep(1); from {module} import process_start_time as p; "
         "print(p())"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, check=True,
         timeout=TIMEOUT_SECS,
     )  # fmt: skip
-    first_line, started = map(float, done.stdout.split())
+    first_line, started = map(float, result.stdout.split())
     assert before - 0.1 <= started <= first_line + 0.1
     assert process_start_time() == pytest.approx(process_start_time(), abs=0.5)
     assert process_mark(os.getpid()) and process_mark(2**22 + 1) == ""
 
 
-def test_a_trainer_holds_the_lease_while_it_trains_and_says_how_it_ended(tmp_path):
-    seen = []
+def test_a_trainer_holds_the_lease_during_training_and_writes_the_reason_of_the_end(tmp_path):
+    leases = []
 
     class Watched(Small):
         def after_loop(self, step, means):
-            seen.append(Lease(tmp_path / "LOCK").read())
+            leases.append(Lease(tmp_path / "LOCK").read())
             if step == 4:
                 raise ValueError("enough")
 
@@ -266,7 +267,7 @@ def test_a_trainer_holds_the_lease_while_it_trains_and_says_how_it_ended(tmp_pat
         model_dir=str(tmp_path), strategy="default", intervals=every_step(steps_per_loop=1), writers=[]
     )
     trainer.train(2)
-    assert {h.state for h in seen} == {"training"} and Lease(tmp_path / "LOCK").read().step == 2
+    assert {lease.state for lease in leases} == {"training"} and Lease(tmp_path / "LOCK").read().step == 2
     assert Lease(tmp_path / "LOCK").read().reason == "done"
     with pytest.raises(ValueError, match="enough"):
         trainer.train(10)
@@ -276,9 +277,9 @@ def test_a_trainer_holds_the_lease_while_it_trains_and_says_how_it_ended(tmp_pat
 
 def test_a_living_holder_is_named_and_keeps_the_lease(path, holder):
     process = holder()
-    for refused in (lambda: Lease(path).check_is_free(), lambda: Lease(path).held(step=int).__enter__()):
+    for call in (lambda: Lease(path).check_is_free(), lambda: Lease(path).held(step=int).__enter__()):
         with pytest.raises(ctl.UsageError, match=f"is in use: process {process.pid} on "):
-            refused()
+            call()
     assert Lease(path).read().pid == process.pid
 
 
@@ -290,8 +291,8 @@ def test_the_lease_of_a_dead_holder_is_free_at_once(path, holder):
         assert Lease(path).read().pid == os.getpid()
 
 
-def far(path, **changes):
-    """LOCK as a process of another machine would have written it: whole at every moment."""
+def replace_with_remote_lease(path, **changes):
+    """Writes the lease of another machine with an atomic rename, as its process would."""
     content = {"host": "far", "pid": 7, "process": "x/1", "started": time.time(), "beat": time.time(),
                "state": "training", **changes}  # fmt: skip
     path.with_name("LOCK.new").write_text(json.dumps(content))
@@ -299,15 +300,15 @@ def far(path, **changes):
 
 
 def test_a_holder_on_another_machine_that_still_beats_keeps_the_lease(path):
-    far(path)
-    beats = threading.Timer(0.1, lambda: far(path, started=1.0, beat=time.time() + 1))
+    replace_with_remote_lease(path)
+    beats = threading.Timer(0.1, lambda: replace_with_remote_lease(path, started=1.0, beat=time.time() + 1))
     beats.start()
     with pytest.raises(ctl.UsageError, match="process 7 on far"):
         Lease(path, beat_secs=0.02, stale_secs=TIMEOUT_SECS).check_is_free()
 
 
-def test_a_holder_on_another_machine_that_beats_no_more_is_taken_for_dead(path, caplog):
-    far(path)
+def test_a_holder_on_another_machine_without_beats_is_dead(path, caplog):
+    replace_with_remote_lease(path)
     with Lease(path, beat_secs=0.02, stale_secs=0.2).held(step=lambda: 0):
         assert Lease(path).read().host != "far"
     assert any("waiting up to" in m for m in caplog.messages)

@@ -1,4 +1,4 @@
-"""With several ranks Keras 3 does not compile with XLA by itself, as it would on a machine with a GPU."""
+"""Automatic XLA compilation of Keras 3, which is disabled on several ranks."""
 
 import pytest
 from ctl.tensorflow_patches import keras_compilation
@@ -11,9 +11,9 @@ import json
 import ctl.hvd.keras as hvd
 import keras, numpy as np, tensorflow as tf
 
-seen = tf.config.list_physical_devices
+list_physical_devices = tf.config.list_physical_devices
 tf.config.list_physical_devices = lambda kind=None: [
-    *seen(kind),
+    *list_physical_devices(kind),
     *([tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")] if kind in (None, "GPU") else []),
 ]
 hvd.init()
@@ -32,14 +32,14 @@ print(json.dumps({
 """
 
 
-def test_a_script_of_several_ranks_fits_where_keras_sees_a_gpu():
+def test_a_script_of_several_ranks_fits_where_keras_has_a_gpu():
     expected = {"jit": False, "plain": False, "size": 2, "alike": True}
     assert results(FIT, 2) == [expected] * 2
 
 
 def test_one_rank_alone_is_compiled_as_before():
-    (found,) = results(FIT.replace("model.fit(", "# "), 1)
-    assert found["jit"] is True and found["plain"] is True
+    (result,) = results(FIT.replace("model.fit(", "# "), 1)
+    assert result["jit"] is True and result["plain"] is True
 
 
 @pytest.mark.parametrize("disabled", [False, True])

@@ -47,8 +47,8 @@ def test_the_momentum_of_other_optimizers_is_found(library):
 def test_each_variable_is_paired_with_its_moving_average(library):
     optimizer, variable = built(library, use_ema=True, ema_momentum=0.5)
     is_keras3 = library == "keras3"
-    ((found, average),) = attributes.average_pairs(optimizer, [variable], is_keras3=is_keras3)
-    assert found is variable
+    ((paired_variable, average),) = attributes.average_pairs(optimizer, [variable], is_keras3=is_keras3)
+    assert paired_variable is variable
     if is_keras3:
         assert attributes.keras3_averages(optimizer, [variable]) == [average]
     optimizer.apply_gradients([(tf.constant(1.0), variable)])

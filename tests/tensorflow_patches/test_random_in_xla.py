@@ -7,7 +7,7 @@ from ctl.tensorflow_patches import random_in_xla
 from patching import turn_off
 
 
-def drawn(draw, compiled, seed=(3, 2**40)):
+def draw_numbers(draw, compiled, seed=(3, 2**40)):
     seed = tf.constant(seed, tf.int64)
     if not compiled:
         return tf.function(draw)(seed).numpy()
@@ -20,7 +20,7 @@ def test_uniform_numbers_are_equal(dtype):
     def draw(seed):
         return tf.random.stateless_uniform([3, 7], seed, dtype=dtype)
 
-    np.testing.assert_array_equal(drawn(draw, compiled=True), drawn(draw, compiled=False))
+    np.testing.assert_array_equal(draw_numbers(draw, compiled=True), draw_numbers(draw, compiled=False))
 
 
 @pytest.mark.parametrize("seed", [(2**31, 5), (-1, 7), (0, -(2**50))])
@@ -28,7 +28,7 @@ def test_whole_numbers_are_equal_for_seeds_of_64_bits(seed):
     def draw(seed):
         return tf.random.stateless_uniform([9], seed, minval=-5, maxval=2**30, dtype=tf.int32)
 
-    np.testing.assert_array_equal(drawn(draw, True, seed), drawn(draw, False, seed))
+    np.testing.assert_array_equal(draw_numbers(draw, True, seed), draw_numbers(draw, False, seed))
 
 
 @pytest.mark.parametrize("shape", [[3, 7], []])
@@ -36,14 +36,16 @@ def test_normal_numbers_are_equal_up_to_rounding(shape):
     def draw(seed):
         return tf.random.stateless_normal(shape, seed)
 
-    found, expected = (drawn(draw, compiled) for compiled in (True, False))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    actual, expected = (draw_numbers(draw, compiled) for compiled in (True, False))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_other_dtypes_are_left_to_xla_and_functions_are_put_back():
     before = vars(random_in_xla.ops).copy()
-    found = drawn(lambda seed: tf.random.stateless_uniform([50], seed, dtype=tf.float64), compiled=True)
-    assert 0.3 < found.mean() < 0.7
+    numbers = draw_numbers(
+        lambda seed: tf.random.stateless_uniform([50], seed, dtype=tf.float64), compiled=True
+    )
+    assert 0.3 < numbers.mean() < 0.7
     assert vars(random_in_xla.ops) == before
 
 
@@ -52,4 +54,4 @@ def test_without_the_patch_xla_draws_other_numbers(monkeypatch):
         return tf.random.stateless_uniform([3, 7], seed)
 
     turn_off(monkeypatch, "random_in_xla")
-    assert (drawn(draw, compiled=True) != drawn(draw, compiled=False)).any()
+    assert (draw_numbers(draw, compiled=True) != draw_numbers(draw, compiled=False)).any()

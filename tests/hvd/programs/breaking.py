@@ -66,7 +66,7 @@ def train():  # noqa: PLR0912  one branch for each way
     elif failure.startswith("stop"):
         victim = 0 if failure == "stop_rank_0" else hvd.size() - 1
         if hvd.rank() == victim:
-            if failure == "stop_in_an_exchange":  # the others are between its first and its last byte
+            if failure == "stop_in_an_exchange":  # other ranks have received a part of it
                 process.engine()._mesh.exchange = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
             else:
                 os.kill(os.getpid(), signal.SIGSTOP)

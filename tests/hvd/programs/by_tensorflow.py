@@ -39,36 +39,36 @@ def made_by(call, *arguments, **options):
 if mode == "all":
 
     def case_every_kind_gives_the_numbers_of_numpy():
-        me, n = hvd.rank(), hvd.size()
+        own_rank, n = hvd.rank(), hvd.size()
         for dtype in ("float16", "bfloat16", "float32", "float64", "uint8", "bool", "int64"):
-            x = tf.cast(tf.range(6) % 2 + me, dtype)
+            x = tf.cast(tf.range(6) % 2 + own_rank, dtype)
             total, count = made_by(hvd.allreduce, x, op=hvd.Sum)
             expected = sum(tf.cast(tf.cast(tf.range(6) % 2 + r, dtype), tf.float64) for r in range(n))
             assert count == 1 and total.dtype == x.dtype and "task:100" in total.device
             np.testing.assert_array_equal(total, tf.cast(expected, dtype))
-            rows, count = made_by(hvd.allgather, tf.cast(tf.fill([me * 2, 3], me), dtype))
+            rows, count = made_by(hvd.allgather, tf.cast(tf.fill([own_rank * 2, 3], own_rank), dtype))
             assert count == 1 and rows.shape == [n * (n - 1), 3]
             expected = np.repeat(np.arange(n), np.arange(n) * 2)
             np.testing.assert_array_equal(rows[:, 0], tf.cast(expected, dtype))
-            sent, count = made_by(hvd.broadcast, tf.cast(tf.fill([5], me), dtype), 1)
+            sent, count = made_by(hvd.broadcast, tf.cast(tf.fill([5], own_rank), dtype), 1)
             assert count == 1
             np.testing.assert_array_equal(sent, tf.cast(tf.ones([5]), dtype))
-            parts, count = made_by(hvd.alltoall, tf.cast(tf.fill([n * (n + 1) // 2], me), dtype),
+            parts, count = made_by(hvd.alltoall, tf.cast(tf.fill([n * (n + 1) // 2], own_rank), dtype),
                                    splits=list(range(1, n + 1)))  # fmt: skip
-            assert count == 1 and parts[1].numpy().tolist() == [me + 1] * n
-            np.testing.assert_array_equal(parts[0], tf.cast(np.repeat(np.arange(n), me + 1), dtype))
+            assert count == 1 and parts[1].numpy().tolist() == [own_rank + 1] * n
+            np.testing.assert_array_equal(parts[0], tf.cast(np.repeat(np.arange(n), own_rank + 1), dtype))
             scattered = hvd.reducescatter(tf.cast(tf.fill([5, 2], 1), dtype), op=hvd.Max)
-            assert scattered.shape == [len(range(me, 5, n)), 2] and bool(
+            assert scattered.shape == [len(range(own_rank, 5, n)), 2] and bool(
                 tf.reduce_all(tf.cast(scattered, tf.bool))
             )
 
     def case_averages_and_scales():
-        got = hvd.allreduce(tf.constant([2 * hvd.rank() - 1]), op=hvd.Average)
+        actual = hvd.allreduce(tf.constant([2 * hvd.rank() - 1]), op=hvd.Average)
         n = hvd.size()
-        np.testing.assert_array_equal(got, [int((n * (n - 1) - n) / n)])
+        np.testing.assert_array_equal(actual, [int((n * (n - 1) - n) / n)])
         x = tf.constant([1.5, -2.0])
-        got = hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
-        np.testing.assert_allclose(got, x * 2.0 * n)
+        actual = hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+        np.testing.assert_allclose(actual, x * 2.0 * n)
 
     def case_functions_and_gradients():
         @tf.function
@@ -86,11 +86,11 @@ if mode == "all":
             np.testing.assert_array_equal(gradient, 3 * [3 * hvd.size()])
 
     def case_small_tensors_are_joined_and_large_ones_are_not():
-        me, sizes = hvd.rank(), []
+        own_rank, sizes = hvd.rank(), []
         reduced = tensorflow_plane._Collective.all_reduce
         tensorflow_plane._Collective.all_reduce = lambda *a: sizes.append(len(a[1])) or reduced(*a)
-        tensors = [tf.fill([n], float(me)) for n in (1, 2, 1 << 19, 3)]
-        mixed = [*tensors, tf.fill([4], tf.cast(me, tf.int32)), tf.fill([0], 1.0)]
+        tensors = [tf.fill([n], float(own_rank)) for n in (1, 2, 1 << 19, 3)]
+        mixed = [*tensors, tf.fill([4], tf.cast(own_rank, tf.int32)), tf.fill([0], 1.0)]
         grouped = hvd.grouped_allreduce(mixed, op=hvd.Sum)
         assert sizes == [6, 1 << 19, 4], sizes
         sizes.clear()
@@ -103,12 +103,12 @@ if mode == "all":
             np.testing.assert_array_equal(grouped_tensor, np.full(x.shape, total))
             np.testing.assert_array_equal(single_tensor, np.full(x.shape, total))
 
-    def case_what_tensorflow_cannot_add_goes_another_way():
+    def case_types_that_tensorflow_cannot_add_use_another_path():
         total, count = made_by(hvd.allreduce, tf.fill([3], tf.constant(2**63, tf.uint64)), op=hvd.Max)
         assert count == 0
         assert total.numpy().tolist() == [2**63] * 3
 
-    def case_a_mistake_is_told_and_spoils_nothing():
+    def case_a_mistake_is_reported_and_later_collectives_work():
         def differs():
             hvd.allreduce(tf.ones([2 + hvd.rank()]), name="odd")
 
@@ -116,11 +116,13 @@ if mode == "all":
         assert float(hvd.allreduce(tf.ones([]), op=hvd.Sum)) == hvd.size()
 
     def case_sets_of_ranks():
-        some = hvd.add_process_set([0, hvd.size() - 1])
-        if some.included():
-            got, count = made_by(hvd.allreduce, tf.ones([2]) * hvd.rank(), op=hvd.Sum, process_set=some)
+        process_set = hvd.add_process_set([0, hvd.size() - 1])
+        if process_set.included():
+            actual, count = made_by(
+                hvd.allreduce, tf.ones([2]) * hvd.rank(), op=hvd.Sum, process_set=process_set
+            )
             assert count == 1
-            np.testing.assert_array_equal(got, 2 * [hvd.size() - 1])
+            np.testing.assert_array_equal(actual, 2 * [hvd.size() - 1])
 
     run_cases(globals())
 
@@ -139,12 +141,12 @@ elif mode == "devices":
             assert not expected or total.device.endswith("CPU:1")
             np.testing.assert_array_equal(total, [1.0] * 3)
 
-    def case_a_function_asks_with_its_tensors():
+    def case_a_function_sends_requests_with_its_tensors():
         total, count = made_by(tf.function(hvd.allreduce), tf.ones([3]))
         assert count == 0  # there, TensorFlow has one name for all CPUs
         np.testing.assert_array_equal(total, [1.0] * 3)
 
-    def case_another_device_on_each_rank_is_told():
+    def case_another_device_on_each_rank_is_reported():
         with tf.device(f"CPU:{hvd.rank() % 2}"):
             x = tf.ones([3])
         text = raised(tf.errors.FailedPreconditionError, lambda: hvd.allreduce(x, name="x"))

@@ -21,7 +21,7 @@ def case_variables_from_before_init():
         tf.config.experimental.set_memory_growth(gpu, True)
 
 
-def case_what_was_set_up_before_init_stays():
+def case_settings_before_init_remain():
     from tensorflow.python.eager import context
 
     assert not context.context().config.experimental.disable_thread_spinning
@@ -38,9 +38,9 @@ def case_function_in_a_cond():
         return y + inner(x)
 
     for step in range(6):
-        got = outer(tf.constant([1.0]), tf.constant(step % 2 == 0))
-        want = (2.0 if step % 2 == 0 else 11.0) * hvd.size()
-        assert got.numpy().tolist() == [want], (step, got)
+        actual = outer(tf.constant([1.0]), tf.constant(step % 2 == 0))
+        expected = (2.0 if step % 2 == 0 else 11.0) * hvd.size()
+        assert actual.numpy().tolist() == [expected], (step, actual)
 
 
 def case_one_rank_skips_a_branch_without_collectives():
@@ -66,12 +66,12 @@ def case_loops():
 
 def case_retracing_on_one_rank_only():
     step = tf.function(lambda x: hvd.allreduce(tf.reduce_sum(x), op=hvd.Sum))
-    for turn in range(1, 4):  # rank 0 traces three times, the others once
-        total = step(tf.ones([turn if hvd.rank() == 0 else 4]))
-        assert total == turn + 4.0 * (hvd.size() - 1), total
+    for call_number in range(1, 4):  # rank 0 traces three times, other ranks once
+        total = step(tf.ones([call_number if hvd.rank() == 0 else 4]))
+        assert total == call_number + 4.0 * (hvd.size() - 1), total
 
 
-def case_results_that_nobody_uses():
+def case_unused_results():
     @tf.function
     def step(x):
         hvd.allreduce(x * 2.0)
@@ -90,8 +90,8 @@ def case_order_in_a_function_is_that_of_the_program():
         return [hvd.allreduce(x, op=hvd.Sum) for x in xs]
 
     for _ in range(5):
-        got = step([tf.fill([100], float(i)) for i in range(40)])
-        assert [g.numpy()[0] for g in got] == [i * hvd.size() for i in range(40)]
+        actual = step([tf.fill([100], float(i)) for i in range(40)])
+        assert [g.numpy()[0] for g in actual] == [i * hvd.size() for i in range(40)]
 
 
 def case_named_collectives_in_another_order_on_each_rank():

@@ -143,7 +143,7 @@ def case_ranks_that_join_others():
     ranks_that_differ(lambda results: tf.print("seen", results[0]))
     ranks_that_differ(lambda results: tf.print("seen", results[0]), tf.int32)
     ranks_that_differ(lambda results: tf.print("seen", results[0]), size=15_000)
-    for size in (1, 100, 15_000):  # some parts travel with the requests, others from rank to rank
+    for size in (1, 100, 15_000):  # some parts are sent with the requests, others from rank to rank
         ranks_that_differ(lambda _: tf.print("between"), size=size, op=hvd.Average)
 
 
@@ -209,7 +209,7 @@ def case_branches_and_loops():
         close(call(tf.constant(1.0), tf.constant(flag)), [n, chosen, 9.0 * n, chosen * n])
 
 
-def case_order_that_the_program_asks_for():
+def case_order_that_the_program_requests():
     @tf.function
     def call(x, y):
         first = hvd.allreduce(x, op=hvd.Sum)
@@ -261,25 +261,25 @@ def case_large_ones_among_them():
 
 
 def case_other_ranks_of_a_set_in_between():
-    some = hvd.add_process_set(list(range(hvd.size() - 1)))
+    process_set = hvd.add_process_set(list(range(hvd.size() - 1)))
 
     @tf.function
     def call(x):
         reduced = []
         for i in range(3):
             reduced.append(hvd.allreduce(x * float(i), op=hvd.Sum, name=f"{i}"))
-            if some.included():
-                within = hvd.allreduce(x, op=hvd.Sum, process_set=some, name=f"within{i}")
+            if process_set.included():
+                sum_of_set = hvd.allreduce(x, op=hvd.Sum, process_set=process_set, name=f"within{i}")
             else:
-                within = float(hvd.size() - 1) * x
-            reduced.append(hvd.allreduce(within, op=hvd.Sum, name=f"all{i}"))
+                sum_of_set = float(hvd.size() - 1) * x
+            reduced.append(hvd.allreduce(sum_of_set, op=hvd.Sum, name=f"all{i}"))
         return reduced
 
     for _ in range(2):
         results = call(tf.constant(1.0))
         close(results[0::2], [i * hvd.size() for i in range(3)])
         close(results[1::2], [(hvd.size() - 1) * hvd.size()] * 3)
-    hvd.remove_process_set(some)
+    hvd.remove_process_set(process_set)
 
 
 if __name__ == "__main__":

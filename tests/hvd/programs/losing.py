@@ -21,7 +21,7 @@ hvd.barrier()
 if last:
     if failure == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif failure == "kill_in_the_middle":  # others are between the first and the last byte of a ring
+    elif failure == "kill_in_the_middle":  # other ranks have received a part of a ring
         from ctl.hvd import process
 
         process.engine().submit("allreduce", "HorovodAllreduce", [x.numpy()], op=hvd.Average)
@@ -50,7 +50,9 @@ for call in (
 print(json.dumps({"said": errors}), flush=True)
 (directory / f"said_{hvd.rank()}").touch()
 deadline = time.monotonic() + 60
-while hvd.rank() == 0 and len(list(directory.glob("said_*"))) < hvd.size() - 1:  # it answers the others
+while (
+    hvd.rank() == 0 and len(list(directory.glob("said_*"))) < hvd.size() - 1
+):  # it responds to the other ranks
     if time.monotonic() > deadline:
         sys.exit("the others said nothing")
     time.sleep(0.02)

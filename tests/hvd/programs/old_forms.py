@@ -1,4 +1,4 @@
-"""Scripts as they were: TF1 graphs with sessions, in their own process because graphs are for good."""
+"""Old scripts: TF1 graphs with sessions. They run in a separate process because graphs are permanent."""
 
 import sys
 
@@ -41,7 +41,7 @@ def graph_of(optimizer, **options):
 
 
 def monitored_session():
-    """The hook gives rank 0's weights to all; then ranks train as one process does."""
+    """The hook broadcasts rank 0's weights. Then the ranks train like one process."""
     shard = shared(X, Y)
     with tf.Graph().as_default():
         after, (x, y), optimizer = graph_of(v1.train.MomentumOptimizer(0.1, 0.9))

@@ -58,8 +58,8 @@ def persistent_and_watched():
         tape.watch(x)
         y = x * x
     wrapped = hvd.DistributedGradientTape(tape, op=hvd.Sum)
-    twice = [float(wrapped.gradient(y, x)) for _ in range(2)]
-    return [*twice, float(tape.gradient(y, x))]
+    gradients = [float(wrapped.gradient(y, x)) for _ in range(2)]
+    return [*gradients, float(tape.gradient(y, x))]
 
 
 def structures():

@@ -114,9 +114,9 @@ def exchanges_per_step():
     counts["listed"] = count(groups=[[model.trainable_variables[0]]])
     engine = process.engine()
     as_started = engine.settings
-    for most in (130, 0):  # [5, 8] is 160 bytes, [8] 32, [8, 3] 96, [3] 12
-        engine.settings = dataclasses.replace(as_started, fusion_threshold=most)
-        counts[f"{most} bytes"] = count()
+    for max_bytes in (130, 0):  # [5, 8] is 160 bytes, [8] 32, [8, 3] 96, [3] 12
+        engine.settings = dataclasses.replace(as_started, fusion_threshold=max_bytes)
+        counts[f"{max_bytes} bytes"] = count()
     engine.settings = as_started
     return counts
 
@@ -187,14 +187,14 @@ def mixed_precision_with_an_overflow_on_one_rank():
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
         model.compile(optimizer, "mse")
         for number, (x, y) in enumerate(batches(X, Y)):
-            bad = number == 1 and hvd.rank() == hvd.size() - 1
-            model.train_on_batch(x * np.inf if bad else x, y)
-        same = model.optimizer is optimizer
+            is_invalid = number == 1 and hvd.rank() == hvd.size() - 1
+            model.train_on_batch(x * np.inf if is_invalid else x, y)
+        is_same_optimizer = model.optimizer is optimizer
     finally:
         keras.config.set_dtype_policy("float32")
     return {
         **comparable(model.get_weights()),
-        "same": same,
+        "same": is_same_optimizer,
         "scale": float(optimizer.dynamic_scale),
         "iterations": int(optimizer.iterations),
         "finite": bool(np.isfinite(model.get_weights()[0]).all()),

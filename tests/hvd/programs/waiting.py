@@ -50,8 +50,8 @@ def case_uneven_reduce_scatters_of_a_session():
         for _ in range(2):
             for i, value in enumerate(run_in_an_order_of_its_own(session, results)):
                 rows = i % 9 + 1
-                want = rows // size + (hvd.rank() < rows % size)
-                assert value.shape == (want, 2) and (value == i * size).all(), (i, value)
+                expected = rows // size + (hvd.rank() < rows % size)
+                assert value.shape == (expected, 2) and (value == i * size).all(), (i, value)
 
 
 def case_collectives_of_a_session_in_another_order_on_each_rank():
@@ -107,14 +107,14 @@ def case_queues_are_used_again():
     numbers = graph_nodes._function_signals._numbers
     # A queue without a reader is replaced, and freed later. A call that returns the first queue before it
     # takes the second one, or not, leaves one queue less or more than the calls before.
-    for num_used, most in ((2, 1), (1, 101)):
+    for num_used, max_new_queues in ((2, 1), (1, 101)):
         function = tf.function(lambda x, n=num_used: [hvd.allgather(x), hvd.allgather(x * 2)][:n])
         for _ in range(100):
             function(tf.constant([1]))
         before = next(numbers)
         for _ in range(100):
             function(tf.constant([1]))
-        assert next(numbers) - before - 1 <= most
+        assert next(numbers) - before - 1 <= max_new_queues
 
 
 def case_functions_of_several_threads():
