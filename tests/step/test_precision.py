@@ -104,7 +104,7 @@ def test_an_optimizer_without_loss_scale_is_refused():
 
 
 class KeepsPolicy(Small):
-    """A program whose `build` sets a policy for good."""
+    """A program with a `build` that sets a policy and does not reset it."""
 
     def build(self):
         set_policy("keras3", "mixed_bfloat16")

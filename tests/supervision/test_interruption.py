@@ -61,7 +61,7 @@ def test_only_the_second_signal_to_a_process_ends_it(numbers, votes, code):
 
 
 class Endless(Small):
-    """A run whose evaluation does not end before the time limit."""
+    """A run with an evaluation that is longer than the time limit."""
 
     def eval_data(self, batch_size):
         data = tf.data.Dataset.from_tensors(tf.zeros([batch_size, 8]))

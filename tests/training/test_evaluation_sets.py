@@ -71,11 +71,11 @@ def test_each_set_has_the_metrics_of_an_evaluation_of_its_own(options):
 
 
 def test_results_callbacks_hooks_and_the_best_checkpoint_refer_to_the_name(tmp_path):
-    seen = []
+    evaluations = []
 
     class Watched(SeveralSets):
         def after_evaluation(self, step, means, metrics):
-            seen.append((step, sorted(means)))
+            evaluations.append((step, sorted(means)))
 
     early_stopping = ctl.EarlyStopping("noisy/loss", patience=1, min_delta=100.0)
     trainer = Watched(
@@ -84,15 +84,15 @@ def test_results_callbacks_hooks_and_the_best_checkpoint_refer_to_the_name(tmp_p
     )  # fmt: skip
     result = trainer.train(20)
     means = trainer.evaluate()
-    assert trainer.step == 4 and seen == [(step, sorted(means)) for step in (2, 4, 4)]
+    assert trainer.step == 4 and evaluations == [(step, sorted(means)) for step in (2, 4, 4)]
     assert result["eval_noisy/loss"] == means["noisy/loss"]
-    kept = sorted((tmp_path / "checkpoints").glob("ckpt-*/manifest.json"))
-    assert "noisy/loss" in json.loads(kept[0].read_text())["metrics"]
+    manifests = sorted((tmp_path / "checkpoints").glob("ckpt-*/manifest.json"))
+    assert "noisy/loss" in json.loads(manifests[0].read_text())["metrics"]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"keep": "1,best=loss"}, "'loss' is to be kept, but eval_step returns clean/accuracy"),
+    [({"keep": "1,best=loss"}, "'loss' is to be manifests, but eval_step returns clean/accuracy"),
      ({"callbacks": [ctl.EarlyStopping("loss", patience=1)]}, "clean/loss")],
 )  # fmt: skip
 def test_a_metric_without_the_name_of_its_set_is_refused_before_training(settings, message, tmp_path):
