@@ -132,6 +132,17 @@ def without_cleanup(discard):
     return discard_unless_dead
 
 
+def test_a_save_that_fails_leaves_the_older_checkpoints_and_no_directory_of_its_own(directory):
+    def fail(prefix):
+        writer()(prefix)
+        raise OSError("no space")
+
+    commit.write_checkpoint(directory, manifest(1), writer())
+    with pytest.raises(OSError, match="no space"):
+        commit.write_checkpoint(directory, manifest(2), fail)
+    assert complete_steps(directory) == [1] and names(directory) == ["ckpt-1"]
+
+
 def test_in_an_object_store_a_directory_without_its_marker_is_never_listed(directory, monkeypatch):
     commit.write_checkpoint(directory, manifest(1), writer())
     with monkeypatch.context() as patch:

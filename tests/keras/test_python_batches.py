@@ -169,8 +169,28 @@ def test_evaluate_takes_a_pydataset():
     assert metrics == pytest.approx(model.evaluate(x, y, verbose=0, return_dict=True), abs=1e-5)
 
 
+def test_a_batch_without_sample_weights_may_end_with_none():
+    x, y, _ = numbers()
+    losses = []
+    for wrap in (tuple, lambda arrays: (*arrays, None)):
+        keras.utils.set_random_seed(1)
+        losses.append(ctl.fit(classifier(), Shuffled(x, y, wrap=wrap), verbose=0).history["loss"])
+    assert losses[0] == losses[1]
+
+
+class NoDataset:
+    """A sequence of batches that is no PyDataset."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return X, Y
+
+
 X, Y, _ = numbers()
 REFUSED = {
+    "another class": (NoDataset, {}, "has to be a subclass of keras.utils.PyDataset"),
     "no length": (generate_batches, {}, "length is unknown; give steps_per_epoch"),
     "endless": (lambda: Endless(X, Y), {}, "without a length; give steps_per_epoch"),
     "a function": (lambda: generate_batches, {"steps_per_epoch": 1},
