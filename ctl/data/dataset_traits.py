@@ -86,7 +86,8 @@ class Traits:
 
     Attributes:
       operations: Types of its operations.
-      unordered_reason: Setting that allows any order of the examples, as a sentence, or "".
+      unordered_reason: Setting or source that allows any order of the examples, as a sentence, or "".
+      reads_service: True if it reads from the tf.data service.
       has_parallel_state: True if several calls at a time change variables or draw random numbers, so that
         the number that an example gets differs from run to run.
       unseeded: An operation that gives other examples, or another order, in each process, or None.
@@ -101,6 +102,9 @@ class Traits:
             self.unordered_reason = "its options have deterministic=False"
         elif any(n.attr["deterministic"].s == b"false" for n in all_nodes):
             self.unordered_reason = "one of its operations has deterministic=False"
+        self.reads_service = any(op.startswith("DataServiceDataset") for op in self.operations)
+        if self.reads_service:
+            self.unordered_reason = "it reads from the tf.data service, whose workers keep no common order"
         # TensorFlow ignores the options of datasets that functions make, which are always in order.
         parallel = [n for n in all_nodes if n.op.startswith("Parallel") or "MapAndBatch" in n.op]
         self.has_parallel_state = any(_called_operations(n, functions) & _STATEFUL for n in parallel)

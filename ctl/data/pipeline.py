@@ -91,7 +91,11 @@ def open_train_data(
     expected_rows = None if rows_may_vary else global_batch_size
     dataset_checks.check_dataset(source, "train_data", expected_rows, topology)
     source = resume_position.checked_dataset(
-        source, has_iterator=position is not None, is_chief=topology.is_chief, resumable=resumable
+        source,
+        has_iterator=position is not None,
+        is_chief=topology.is_chief,
+        resumable=resumable,
+        mode=mode,
     )
     job = source, strategy, topology, global_batch_size
     return _open_dataset(*job, start_examples, epochs, position, batches_per_pass, rows_may_vary)

@@ -65,7 +65,12 @@ def check_mode(mode: str, *, in_memory: bool, is_per_worker: bool) -> None:
 
 
 def checked_dataset(
-    dataset: tf.data.Dataset, *, has_iterator: bool, is_chief: bool, resumable: bool = True
+    dataset: tf.data.Dataset,
+    *,
+    has_iterator: bool,
+    is_chief: bool,
+    resumable: bool = True,
+    mode: str = "auto",
 ) -> tf.data.Dataset:
     """Logs the obstacles to an exact resume, and makes parallel random functions sequential.
 
@@ -74,14 +79,21 @@ def checked_dataset(
       has_iterator: True if checkpoints contain the iterator of the dataset.
       is_chief: True if this process logs.
       resumable: True if the run has checkpoints. False: the obstacles are not logged.
+      mode: Value of `data_position`.
 
     Returns:
       The dataset, with sequential calls of functions that have a state.
 
     Raises:
-      UsageError: The iterator of the dataset cannot be saved.
+      UsageError: The iterator of the dataset cannot be saved, or the requested mode cannot be exact.
     """
     traits = dataset_traits.Traits(dataset)
+    if traits.reads_service and mode in ("skip", "iterator"):
+        raise UsageError(
+            f"data_position is {mode!r}, and train_data reads from the tf.data service, which does not "
+            "repeat its order. Leave data_position out: a resumed run then skips as many batches as were "
+            "consumed, with a warning; or read the files in train_data without the service."
+        )
     reasons = _obstacles(dataset, traits, resumable)
     if has_iterator and any("Python" in r or "random" in r for r in reasons):
         raise UsageError(

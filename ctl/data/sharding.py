@@ -89,7 +89,8 @@ def check_can_be_shared(dataset: tf.data.Dataset, name: str, topology: Topology)
         raise UsageError(
             f"{name} may come in any order ({traits.unordered_reason}), so each of {topology.num_workers} "
             "workers would have a different order, and their parts of a batch would overlap. Leave "
-            'deterministic=False out, or shard in train_data and write ctl.shard(dataset, "off").'
+            "deterministic=False or the service out, or give each worker its own data and write "
+            'ctl.shard(dataset, "off").'
         )
     if traits.unseeded:
         raise UsageError(
