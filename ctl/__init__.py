@@ -36,6 +36,7 @@ _NAMES = {
     "Manifest": "ctl.checkpoints.protocol",
     "MemoryCheckpoints": "ctl.checkpoints.memory",
     "MemoryWriter": "ctl.metrics.memory",
+    "RunEnd": "ctl.metrics.protocol",
     "NonFiniteError": "ctl.errors",
     "NullCheckpoints": "ctl.checkpoints.protocol",
     "NullWriter": "ctl.metrics.protocol",
@@ -70,7 +71,7 @@ __all__ = [  # noqa: RUF022
     "Gradients", "History", "HostAllReduce", "Intervals", "JsonlWriter", "Keep", "KerasTrainer",
     "LossSpike", "Manifest", "Matrix", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter",
     "MetricWriter", "NonFiniteError", "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory",
-    "PeerLostError", "PrCurve", "ReduceOnPlateau", "SaveBest", "Stopped", "TensorBoardWriter",
+    "PeerLostError", "PrCurve", "ReduceOnPlateau", "RunEnd", "SaveBest", "Stopped", "TensorBoardWriter",
     "Topology", "Trainer", "UsageError", "evaluate", "example_numbers", "fit", "from_arrays",
     "make_strategy", "predict", "run", "scale_learning_rate", "shard", "synchronize_batch_norm",
 ]  # fmt: skip
@@ -129,7 +130,7 @@ if TYPE_CHECKING:
     from ctl.metrics.figures import Audio, Matrix, PrCurve
     from ctl.metrics.jsonl import JsonlWriter
     from ctl.metrics.memory import MemoryWriter
-    from ctl.metrics.protocol import MetricWriter, NullWriter
+    from ctl.metrics.protocol import MetricWriter, NullWriter, RunEnd
     from ctl.metrics.tensorboard import TensorBoardWriter
     from ctl.step.gradient_settings import Gradients
     from ctl.step.optimizers import scale_learning_rate

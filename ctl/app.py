@@ -164,10 +164,11 @@ def _work(make_trainer: Callable[..., Any], settings: dict, stack: contextlib.Ex
     if config.full_traceback:
         error_report.show_full_tracebacks()
     topology, platform_dirs = detection.read_topology(), directories.read_directories(config.model_dir)
-    if config.fast_dev_run:
-        explicit = stack.enter_context(fast_dev_run.temporary_run(explicit, topology))
+    is_short = config.fast_dev_run
+    if is_short:
+        explicit = stack.enter_context(fast_dev_run.temporary_run(explicit, config.mode, topology))
         config = config_lib.resolve_config(make_trainer, explicit)
-        platform_dirs = directories.Directories(config.model_dir)
+        platform_dirs = directories.Directories(config.model_dir, logs=f"{config.model_dir}/logs")
     if platform_dirs.model_dir != config.model_dir:
         explicit, config = (c.with_settings(model_dir=platform_dirs.model_dir) for c in (explicit, config))
     parts = _parts(values, config, keywords, topology)
@@ -189,11 +190,11 @@ def _work(make_trainer: Callable[..., Any], settings: dict, stack: contextlib.Ex
     if platform_dirs.logs:
         trainer.log_dir = platform_dirs.logs
     trainer.extra_writers = (*trainer.extra_writers, *platform_hooks.writers_for_platform(config))
-    _prepare(trainer, config.mode)
+    _prepare(trainer, config, is_short=is_short)
     if "export" not in explicit.explicit_names:  # the default is not an error
         formats = _possible_formats(trainer, config, formats)
     if config.mode in ("train", "train_and_eval"):
-        _train(trainer, config, (steps, epochs), formats, platform_dirs)
+        _train(trainer, (steps, epochs), formats, platform_dirs, is_short=is_short)
     elif trainer.step == 0:
         raise UsageError(_no_checkpoint_message(config))
     elif config.mode == "eval":
@@ -211,10 +212,11 @@ def _work(make_trainer: Callable[..., Any], settings: dict, stack: contextlib.Ex
 
 def _train(
     trainer: "Trainer",
-    config: Config,
     length: tuple[int | None, float | None],
     formats: tuple[str, ...],
     platform_dirs: directories.Directories,
+    *,
+    is_short: bool,
 ) -> None:
     """Trains for a number of steps or epochs, exports, and lets the evaluator finish."""
     from ctl.training import platform_hooks
@@ -223,11 +225,14 @@ def _train(
     steps, epochs = length
     model_dir, is_chief = trainer.model_dir or "", trainer.topology.is_chief
     result = trainer.train(steps, epochs=epochs, export=formats)
-    is_finished = not isinstance(result, Results) or result.end != RunEnd.TIME_LIMIT.value
-    if is_finished:  # else it was not exported
-        platform_hooks.hand_over(model_dir, platform_dirs, formats, is_chief=is_chief)
-    if config.fast_dev_run and is_chief:
-        logging.getLogger("ctl").info("%s", fast_dev_run.describe_success(result, formats))
+    if isinstance(result, Results) and result.end is RunEnd.TIME_LIMIT:
+        return  # without an export
+    if is_short:
+        if is_chief:
+            message = fast_dev_run.describe_success(trainer.step, result or {}, formats)
+            logging.getLogger("ctl").info("%s", message)
+        return
+    platform_hooks.hand_over(model_dir, platform_dirs, formats, is_chief=is_chief)
     manager, topology = trainer._checkpoints, detection.read_topology()
     platform_hooks.let_evaluator_finish(Task.of(trainer), model_dir, manager, topology)
 
@@ -279,11 +284,12 @@ def _has_checkpoints(model_dir: str) -> bool:
         raise error(f"--model_dir={model_dir} cannot be read: {e.strerror or e}.") from None
 
 
-def _prepare(trainer: "Trainer", mode: str) -> None:
-    """Checks that `mode` is possible, builds the model and restores the newest checkpoint."""
-    from ctl.training import resume_checks
+def _prepare(trainer: "Trainer", config: Config, *, is_short: bool) -> None:
+    """Checks that the mode is possible, builds the model and restores the newest checkpoint."""
+    from ctl.training import construction, resume_checks
     from ctl.training.user_methods import is_defined_by_user
 
+    mode = config.mode
     if mode == "predict" and not is_defined_by_user(trainer, "predict"):
         raise UsageError(
             f"--mode=predict: {type(trainer).__name__} has no method predict(self); expected one that "
@@ -291,6 +297,8 @@ def _prepare(trainer: "Trainer", mode: str) -> None:
         )
     if mode in ("train", "train_and_eval"):
         resume_checks.check_no_other_job(trainer.model_dir, trainer.topology)
+    if is_short:  # the program may have a manager with a directory of its own
+        trainer._prepare_trainer(construction.checkpoints_of(config))
     trainer.prepare()
 
 

@@ -179,7 +179,7 @@ class Trainer(UserMethods):
           epochs: Total number of passes over `train_data`. Must be whole if its length is unknown.
           export: Formats to export at the end, see `export`.
 
-        Returns the newest means of the training, of the evaluation as "eval_<name>", and the cause `end`.
+        Returns the newest means of the training, and those of the evaluation as "eval_<name>".
         Raises UsageError before training starts, NonFiniteError if a gradient is NaN or infinite, and
         Stopped after a signal and a checkpoint.
 

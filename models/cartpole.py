@@ -59,7 +59,9 @@ class CartPole(ctl.Trainer):
     def build(self):
         """Creates the policy network."""
         self.model = keras.Sequential([
-            keras.Input((4,)), keras.layers.Dense(32, activation="tanh"), keras.layers.Dense(1),
+            keras.Input((4,)),
+            keras.layers.Dense(32, activation="tanh"),
+            keras.layers.Dense(1, dtype="float32"),
         ])  # fmt: skip
         self.optimizer = keras.optimizers.Adam(self.learning_rate)
 

@@ -58,7 +58,7 @@ class Gan(ctl.Trainer):
             layers.Conv2DTranspose(16, 5, strides=2, padding="same", use_bias=False),
             layers.BatchNormalization(synchronized=True),
             layers.LeakyReLU(),
-            layers.Conv2DTranspose(1, 5, strides=2, padding="same", activation="tanh"),
+            layers.Conv2DTranspose(1, 5, strides=2, padding="same", activation="tanh", dtype="float32"),
         ])  # fmt: skip
         self.discriminator = keras.Sequential([
             keras.Input((28, 28, 1)),
@@ -69,7 +69,7 @@ class Gan(ctl.Trainer):
             layers.LeakyReLU(),
             layers.Dropout(0.3),
             layers.Flatten(),
-            layers.Dense(1),
+            layers.Dense(1, dtype="float32"),
         ])  # fmt: skip
         self.optimizer = keras.optimizers.Adam(self.generator_rate, beta_1=0.5)
         self.discriminator_optimizer = keras.optimizers.Adam(self.discriminator_rate, beta_1=0.5)

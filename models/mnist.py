@@ -41,7 +41,7 @@ class Mnist(ctl.Trainer):
             keras.layers.Flatten(),
             keras.layers.Dense(128, activation="relu"),
             *([keras.layers.Dropout(self.dropout)] if self.dropout else []),
-            keras.layers.Dense(10),
+            keras.layers.Dense(10, dtype="float32"),
         ])  # fmt: skip
         self.optimizer = keras.optimizers.Adam(self.learning_rate)
 

@@ -95,7 +95,7 @@ class ResNet(ctl.Trainer):
             for i in range(self.blocks):
                 x = residual_block(x, self.width * 2**stage, stride=2 if stage and i == 0 else 1)
         x = layers.GlobalAveragePooling2D()(x)
-        self.model = keras.Model(inputs, layers.Dense(len(self.classes))(x))
+        self.model = keras.Model(inputs, layers.Dense(len(self.classes), dtype="float32")(x))
         learning_rate = keras.optimizers.schedules.CosineDecay(
             self.learning_rate * self.global_batch_size / 128, self.decay_steps or self.config.train_steps
         )

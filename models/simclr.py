@@ -58,12 +58,12 @@ class SimClr(ctl.Trainer):
         self.projection = keras.Sequential([
             keras.Input((self.features,)),
             layers.Dense(64, activation="relu"),
-            layers.Dense(32),
-            layers.UnitNormalization(),
+            layers.Dense(32, dtype="float32"),
+            layers.UnitNormalization(dtype="float32"),
         ])  # fmt: skip
         self.classifier = keras.Sequential([
             keras.Input((self.features,)),
-            layers.Dense(len(self.classes)),
+            layers.Dense(len(self.classes), dtype="float32"),
         ])  # fmt: skip
         self.optimizer = keras.optimizers.Adam(self.learning_rate)
         self.optimizer.build(self.encoder_variables)

@@ -251,7 +251,7 @@ def test_the_public_names_are_fixed():
         "LossSpike", "Matrix", "PrCurve",
         "Manifest", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter", "NonFiniteError",
         "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory", "PeerLostError",
-        "MetricWriter", "ReduceOnPlateau", "SaveBest", "Stopped", "TensorBoardWriter",
+        "MetricWriter", "ReduceOnPlateau", "RunEnd", "SaveBest", "Stopped", "TensorBoardWriter",
         "Topology", "Trainer", "UsageError", "__version__", "evaluate", "example_numbers", "fit",
         "from_arrays", "make_strategy", "predict", "run", "scale_learning_rate", "shard",
         "synchronize_batch_norm",

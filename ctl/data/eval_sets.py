@@ -10,7 +10,7 @@ from ctl.data.arrays import ArrayData
 from ctl.errors import UsageError
 
 UNNAMED = ""  # name of the only set of an `eval_data` that returns no dictionary of sets
-_NAME = re.compile(r"[\w.\-]+")
+_NAME = re.compile(r"[A-Za-z0-9_][\w.\-]*", re.ASCII)
 
 
 def split_sets(eval_data: Callable[[int], Any], global_batch_size: int) -> dict[str, Callable[[int], Any]]:
@@ -24,28 +24,37 @@ def split_sets(eval_data: Callable[[int], Any], global_batch_size: int) -> dict[
       global_batch_size: Argument of `eval_data`.
 
     Raises:
-      UsageError: If a name of a set cannot be the name of a directory, or some values are no datasets.
+      UsageError: If a name of a set cannot be the name of a directory, or some values are not datasets.
     """
     with input_errors.explain_missing_files("eval_data"):
         data = eval_data(global_batch_size)
     if not isinstance(data, Mapping):
         return {UNNAMED: lambda _: data}
+    if not data:
+        raise UsageError(
+            "eval_data returned an empty dictionary; expected data, or a dataset for each set."
+        )
     is_dataset = {name: isinstance(part, (tf.data.Dataset, ArrayData)) for name, part in data.items()}
     if not any(is_dataset.values()):
         return {UNNAMED: lambda _: data}
     if not all(is_dataset.values()):
         invalid_names = ", ".join(str(name) for name, value in is_dataset.items() if not value)
         raise UsageError(
-            f"eval_data returned a dictionary in which {invalid_names} is no dataset; expected a dataset "
-            "or ctl.from_arrays(...) for each evaluation set."
+            f"eval_data returned a dictionary in which {invalid_names} is not a dataset; expected a "
+            "dataset or ctl.from_arrays(...) for each evaluation set."
         )
     invalid = [name for name in data if not (isinstance(name, str) and _NAME.fullmatch(name))]
     if invalid:
         raise UsageError(
-            f"eval_data returned an evaluation set with the name {invalid[0]!r}; expected letters, digits, "
-            "'_', '-' and '.', because it is the name of a run in TensorBoard."
+            f"eval_data returned an evaluation set with the name {invalid[0]!r}; expected a string of "
+            "letters, digits, '_', '-' and '.', a letter or digit first: it names a run in TensorBoard."
         )
     return {name: lambda _, part=part: part for name, part in data.items()}  # type: ignore[misc]
+
+
+def data_name(set_name: str) -> str:
+    """Returns the name of the data of a set for messages, such as "eval_data['clean']"."""
+    return "eval_data" if set_name == UNNAMED else f"eval_data[{set_name!r}]"
 
 
 def metric_name(set_name: str, name: str) -> str:

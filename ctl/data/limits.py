@@ -1,6 +1,6 @@
 """Data that are limited to their first batches: `--overfit_batches` and `--max_eval_batches`.
 
-limited_data = first_batches(train_data, 2, "train_data", repeats=True)  # a function like train_data
+limited_data = limit_batches(train_data, 2, "train_data")  # a function like train_data
 """
 
 from collections.abc import Callable
@@ -11,39 +11,35 @@ from ctl.data import pipeline
 from ctl.data.arrays import ArrayData, ExampleNumbers
 
 
-def first_batches(
-    make_data: Callable[[int], Any], num_batches: int, name: str, *, repeats: bool
+def limit_batches(
+    make_data: Callable[[int], Any], num_batches: int, name: str, *, is_repeated: bool = True
 ) -> Callable[[int], Any]:
     """Returns a function like `make_data` for the first batches of its data.
 
-    Training on a few batches shows whether a model can learn them. Their examples are kept in memory and
-    have the same order in every epoch.
+    The examples have the same order in every epoch.
 
     Args:
       make_data: The user's function (global batch size) -> data.
       num_batches: Number of batches. 0: all, in which case `make_data` is returned.
       name: Name of the user's function, for messages.
-      repeats: True to repeat the batches without end.
+      is_repeated: True for data that are read several times: a dataset is kept in memory then, because a
+        shuffled one would have other first batches in each epoch.
     """
 
-    def limited(batch_size: int) -> Any:
+    def make_limited_data(batch_size: int) -> Any:
         source = pipeline.as_source(make_data(batch_size), name, batch_size, shuffle=False)
         if isinstance(source, ArrayData):
-            return source.first_examples(num_batches * batch_size)
+            return source.first_examples(num_batches * source.batch_size)
         if isinstance(source, ExampleNumbers):
-            numbers = tf.data.Dataset.range(num_batches * batch_size)
-            source = numbers.batch(batch_size, drop_remainder=True)
-        return _first_elements(source, num_batches, repeats)
+            numbers = tf.data.Dataset.range(num_batches * source.batch_size)
+            source = numbers.batch(source.batch_size, drop_remainder=True)
+        return source.take(num_batches).cache() if is_repeated else source.take(num_batches)
 
-    return limited if num_batches else make_data
+    return make_limited_data if num_batches else make_data
 
 
-def first_batches_of_workers(
-    train_data_fn: Callable[[tf.distribute.InputContext], Any],
-    num_batches: int,
-    num_local_replicas: int,
-    *,
-    repeats: bool,
+def limit_worker_batches(
+    train_data_fn: Callable[[tf.distribute.InputContext], Any], num_batches: int, num_local_replicas: int
 ) -> Callable[[tf.distribute.InputContext], Any]:
     """Returns a function like `train_data_fn` for the batches of the first steps.
 
@@ -51,18 +47,12 @@ def first_batches_of_workers(
       train_data_fn: The user's function (input context) -> dataset of replica batches.
       num_batches: Number of steps. 0: all.
       num_local_replicas: Number of replicas of this worker, which consume one batch each per step.
-      repeats: True to repeat the batches without end.
     """
 
-    def limited(input_context: tf.distribute.InputContext) -> Any:
+    def make_limited_data(input_context: tf.distribute.InputContext) -> Any:
         source = train_data_fn(input_context)
         if not isinstance(source, tf.data.Dataset):
             return source  # refused where it is opened
-        return _first_elements(source, num_batches * num_local_replicas, repeats)
+        return source.take(num_batches * num_local_replicas).cache()
 
-    return limited if num_batches else train_data_fn
-
-
-def _first_elements(dataset: tf.data.Dataset, count: int, repeats: bool) -> tf.data.Dataset:
-    dataset = dataset.take(count).cache()
-    return dataset.repeat() if repeats else dataset
+    return make_limited_data if num_batches else train_data_fn

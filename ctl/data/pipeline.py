@@ -214,8 +214,7 @@ def open_eval_data(
     dataset_checks.check_dataset(source, name, None, None if is_checked else topology)
     if source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
-            f"{name} is endless; expected one pass over the examples. Remove repeat(), or write "
-            "take(n), or set --max_eval_batches."
+            f"{name} is endless; expected one pass over the examples. Remove repeat(), or write take(n)."
         )
     count = None if sharding.is_by_tensorflow(source, topology) else dataset_checks.cardinality(source)
     checked = rows_checked(source, None, num_replicas=topology.num_replicas)

@@ -134,6 +134,7 @@ def _trained(
     params = {**params, "steps": plan.steps}
     history = History(model, params)
     history.starts(plan)
+    model.history = history
     trainer.extra_writers = [history]
     caller = None
     if callbacks:
@@ -162,7 +163,7 @@ def _trained(
         means = {n: v for n, v in values.items() if not n.startswith("eval_")}
         caller.end(means, evaluated, stopped=trainer._prepared_trainer.callbacks.stopped)
         history.take(caller.epochs, caller.logs)
-    trainer.model.history = history
+        model.history = history  # in place of the callbacks' own
     return history
 
 

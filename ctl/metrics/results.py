@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ctl.metrics.protocol import RunEnd
+
 
 class Results(dict[str, Any]):
     """A dictionary with six digits per float in its `repr`.
@@ -11,11 +13,11 @@ class Results(dict[str, Any]):
     {'loss': 0.224417}
 
     Attributes:
-      end: Cause of the end of the training, such as "done" or "stopped by the time limit". Empty for an
-        evaluation.
+      end: Cause of the end of a training, such as `ctl.RunEnd.DONE` or `ctl.RunEnd.TIME_LIMIT`. None for
+        an evaluation.
     """
 
-    def __init__(self, values: Mapping[str, Any], end: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], end: RunEnd | None = None) -> None:
         super().__init__(values)
         self.end = end
 

@@ -110,7 +110,12 @@ class Lease:
         self._ended = threading.Event()
         self._has_warned = False
         self._own_holder: Holder | None = None
+        self._end_reason = "done"
         self._confirmed_secs = 0.0  # time.monotonic
+
+    def record_end(self, reason: str) -> None:
+        """Sets the reason to write at an end without an error."""
+        self._end_reason = reason
 
     def read(self) -> Holder | None:
         """Returns the content of the file, or None if it does not exist or cannot be read."""
@@ -232,16 +237,13 @@ class Lease:
     def held(self, step: Callable[[], int]) -> Iterator["Lease"]:
         """Holds the lease within the block. A thread renews it; the reason of the end is written at exit.
 
-        An error of the disk is logged once.
-
         Args:
           step: Returns the step of the newest checkpoint. Called from the thread.
 
         Yields:
           This object, for `check`.
 
-        Raises:
-          UsageError: If another job trains in this directory.
+        Raises UsageError if another job trains in this directory. An error of the disk is logged once.
         """
         self.check_is_free()
         started = time.time()
@@ -260,24 +262,23 @@ class Lease:
 
         def write_end() -> None:  # a signal has ended the process before the first step
             self._ended.set()
-            self._write(
-                own_holder, state=ENDED, reason="stopped by a signal", exit_code=errors.EXIT_PREEMPTED
-            )
+            reason, code = "stopped by a signal", errors.EXIT_PREEMPTED
+            self._write(own_holder, state=ENDED, reason=reason, exit_code=code)
 
         atexit.register(write_end)
         beats = Beats(lambda: self._renew(own_holder, step), secs=self._beat_secs, name="ctl-lease")
         beats.start()
-        reason, code = "done", EXIT_DONE
+        code = EXIT_DONE
         try:
             yield self
         except BaseException as e:
-            reason, code = _reason_of(e)
+            self._end_reason, code = _reason_of(e)
             raise
         finally:
             atexit.unregister(write_end)
             beats.stop()
             self._ended.set()
-            self._write(own_holder, state=ENDED, reason=reason, exit_code=code, step=step())
+            self._write(own_holder, state=ENDED, reason=self._end_reason, exit_code=code, step=step())
 
     def _renew(self, own_holder: Holder, step: Callable[[], int]) -> bool:
         """Returns False if the lease is lost."""

@@ -69,6 +69,15 @@ class Interruption:
     def __exit__(self, *exc: Any) -> None:
         _restore(self._previous)
 
+    @contextlib.contextmanager
+    def without_time_limit(self) -> Iterator[None]:
+        """Ignores the time limit within the block."""
+        deadline_secs, self._deadline_secs = self._deadline_secs, float("inf")
+        try:
+            yield
+        finally:
+            self._deadline_secs = deadline_secs
+
     def votes(self) -> list[float]:
         """Returns [is_sigterm, is_interrupt, is_time_limit] (0 or 1), for a sum over workers."""
         received = self.received

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from ctl.data import input_errors
 from ctl.data.batches import Batches
-from ctl.data.eval_sets import UNNAMED, metric_name
+from ctl.data.eval_sets import data_name, metric_name
 from ctl.distribute import exit_barrier
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.host_allreduce import HostAllReduce
@@ -71,9 +71,7 @@ def evaluate_trainer(
 def _evaluate(prepared: PreparedTrainer, options: RunOptions, applies_decisions: bool) -> EvaluationResult:
     task, activity, step = prepared.task, prepared.activity, prepared.step
     means, arrays = dict[str, float](), dict[str, np.ndarray]()
-    with _together(prepared.world.host_all_reduce):
-        openers = input_pipeline.eval_set_openers(prepared)
-    _check_equal_sets(prepared.world, list(openers))
+    openers = _open_sets(prepared)
     with task.moving_averages.in_place(), keras_metrics.SetAside(task.metrics):
         for set_name, open_batches in openers.items():
             keras_metrics.reset(task.metrics)
@@ -86,7 +84,8 @@ def _evaluate(prepared: PreparedTrainer, options: RunOptions, applies_decisions:
             activity.writers.write(step, means, "eval")
             for name, array in arrays.items():
                 activity.writers.note(array_event(step, name, array, "eval"))
-        arguments = step, dict(means), dict(prepared.programs.eval_loop().totals.metrics)
+        metrics = prepared.programs.eval_loop(list(openers)[-1]).totals.metrics
+        arguments = step, dict(means), dict(metrics)
         prepared.callbacks.notify("after_evaluation", step, *arguments, applies_decisions=applies_decisions)
     validation.check_best_metric(prepared.checkpointing.manager, means)
     validation.check_reported_metric(options.extra_writers, means)
@@ -100,13 +99,15 @@ def _evaluate_set(
     prepared: PreparedTrainer, name: str, open_batches: Callable[[], Batches]
 ) -> EvaluationResult:
     """Evaluates one set."""
-    all_reduce, loop = prepared.world.host_all_reduce, prepared.programs.eval_loop()
+    all_reduce, loop = prepared.world.host_all_reduce, prepared.programs.eval_loop(name)
     with _together(all_reduce):
         batches = open_batches()
     interruption, is_chief = prepared.activity.interruption, prepared.world.is_chief
-    packed, ran = _run(loop, batches, all_reduce, is_chief=is_chief, interruption=interruption)
+    source = data_name(name)
+    packed, ran = _run(
+        loop, batches, all_reduce, source=source, is_chief=is_chief, interruption=interruption
+    )
     if not ran:
-        source = "eval_data" if name == UNNAMED else f"eval_data[{name!r}]"
         raise UsageError(f"{source} ended before its first batch; expected at least one.")
     packed = all_reduce.sum(loop.totals.broadcast(packed).ravel())
     means = loop.totals.means(packed.reshape(-1, 2))
@@ -114,15 +115,25 @@ def _evaluate_set(
     return EvaluationResult({**means, **numbers}, arrays)
 
 
-def _check_equal_sets(world: World, names: list[str]) -> None:
-    """Raises UsageError, on all workers, if their evaluation sets differ in name or order."""
-    checksum = float(zlib.crc32(json.dumps(names).encode()))
-    total, count = world.host_all_reduce.sum([checksum])[0], world.host_all_reduce.num_workers
-    if abs(total - count * checksum) > 0.5:
-        raise UsageError(
-            f"eval_data returned the evaluation sets {', '.join(names) or 'none'} on this worker and "
-            "others on another one; expected the same sets in the same order."
-        )
+def _open_sets(prepared: PreparedTrainer) -> dict[str, Callable[[], Batches]]:
+    """Calls `eval_data` on all workers. Returns a function for each set, which opens one pass over it.
+
+    Raises:
+      UsageError: If the evaluation sets of the workers differ in name or order.
+    """
+    all_reduce = prepared.world.host_all_reduce
+    with _together(all_reduce):
+        openers = input_pipeline.open_eval_sets(prepared)
+    checksum = float(zlib.crc32(json.dumps(list(openers)).encode()))
+    is_equal = abs(all_reduce.sum([checksum])[0] - all_reduce.num_workers * checksum) < 0.5
+    with _together(all_reduce):
+        if not is_equal:
+            names = ", ".join(openers) or "a single set"
+            raise UsageError(
+                f"eval_data of this worker returned {names}; expected the evaluation sets of the other "
+                "workers, in the same order."
+            )
+    return openers
 
 
 def is_due(task: Task, options: RunOptions) -> bool:
@@ -134,17 +145,16 @@ def check_evaluation(prepared: PreparedTrainer, options: RunOptions) -> None:
     """Opens the data and traces the step, so that their errors are raised before training."""
     if not is_due(prepared.task, options):
         return
-    batches_by_set = {name: open_() for name, open_ in input_pipeline.eval_set_openers(prepared).items()}
+    batches_by_set = {name: open_batches() for name, open_batches in _open_sets(prepared).items()}
     prepared.activity.record_eval_data(batches_by_set)
     has_peers = prepared.world.topology.num_workers > 1
     manager, monitored = prepared.checkpointing.manager, prepared.callbacks.monitored
     if not has_peers and not validation.names_matter(options, manager, monitored):
         return
-    loop = prepared.programs.eval_loop()
     names = [
         metric_name(set_name, name)
         for set_name, batches in batches_by_set.items()
-        for name in loop.names(batches)
+        for name in prepared.programs.eval_loop(set_name).names(batches)
     ]
     validation.check_metric_names(names, options, manager, monitored)
 
@@ -170,10 +180,11 @@ def _run(
     batches: Batches,
     agreement: HostAllReduce,
     *,
+    source: str,
     is_chief: bool,
     interruption: Interruption | None,
 ) -> tuple[Any, int]:
-    """Runs all batches.
+    """Runs all batches. `source` is the name of the data for messages.
 
     Returns:
       The packed totals of this worker, and the number of batches.
@@ -195,7 +206,7 @@ def _run(
             except PEER_ERRORS:
                 raise
             except Exception as original:
-                e = input_errors.explain_input_error(original, "eval_data") or original
+                e = input_errors.explain_input_error(original, source) or original
                 if agreement.num_workers == 1 and e is not original:
                     raise e from original
                 if agreement.num_workers == 1 or loop.communicates(batches):

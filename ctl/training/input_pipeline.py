@@ -52,10 +52,11 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
     settings, world, checkpointing = prepared.config, prepared.world, prepared.checkpointing
     progress, methods = checkpointing.progress, prepared.task.methods
     arguments: dict[str, Any] = {"global_batch_size": settings.global_batch_size, "seed": settings.seed}
-    parts, num_batches, repeats = methods.get("train_data_fn"), settings.overfit_batches, epochs is None
+    parts, num_batches = methods.get("train_data_fn"), settings.overfit_batches
+    if num_batches and epochs is None and steps is not None:
+        epochs = float(steps)  # of one step or more each; `steps` ends the run
     if parts is not None:
-        num_local_replicas = world.topology.num_local_replicas
-        parts = limits.first_batches_of_workers(parts, num_batches, num_local_replicas, repeats=repeats)
+        parts = limits.limit_worker_batches(parts, num_batches, world.topology.num_local_replicas)
     if checkpointing.position is not None and (world.is_asynchronous or parts is not None):
         raise UsageError(
             "data_position is 'iterator', which saves one iterator of global batches; "
@@ -66,7 +67,7 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
     if is_compiled and parts is not None:
         row_windows.raise_not_in_memory("a pipeline per worker (train_data_fn)")
     if parts is None:
-        train_data = limits.first_batches(methods["train_data"], num_batches, "train_data", repeats=repeats)
+        train_data = limits.limit_batches(methods["train_data"], num_batches, "train_data")
     if world.is_asynchronous:
         if parts is not None:
             raise UsageError(
@@ -107,7 +108,7 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
     )
 
 
-def eval_set_openers(prepared: PreparedTrainer) -> dict[str, Callable[[], Batches]]:
+def open_eval_sets(prepared: PreparedTrainer) -> dict[str, Callable[[], Batches]]:
     """Calls `eval_data`. Returns a function for each evaluation set, which opens one pass over it.
 
     The data are checked unless an earlier call of `Activity.record_eval_data` has recorded the checks.
@@ -115,9 +116,9 @@ def eval_set_openers(prepared: PreparedTrainer) -> dict[str, Callable[[], Batche
     config, world = prepared.config, prepared.world
 
     def opener(name: str, eval_data: Callable[[int], Any]) -> Callable[[], Batches]:
-        source = f"eval_data[{name!r}]" if name else "eval_data"
+        source = eval_sets.data_name(name)
         return lambda: pipeline.open_eval_data(
-            limits.first_batches(eval_data, config.max_eval_batches, source, repeats=False),
+            limits.limit_batches(eval_data, config.max_eval_batches, source, is_repeated=False),
             world.local_strategy,
             world.topology,
             global_batch_size=config.global_batch_size,

@@ -23,12 +23,12 @@ from ctl.distribute.keras_objects import layers_of, unwrap
 from ctl.distribute.strategy_kind import StrategyKind
 from ctl.distribute.world import World
 from ctl.profiling import profile_report, trace_window
-from ctl.step import keras_metrics, precision, randomness
+from ctl.step import keras_metrics, randomness
 from ctl.step.reducers.reducer import ReducerInputs
 from ctl.step.reducers.registry import create_reducer
 from ctl.step.step_times import StepTimes
 from ctl.supervision import heartbeat
-from ctl.training import error_translation, model_checks, model_directory, validation
+from ctl.training import error_translation, model_checks, model_directory, precision, validation
 from ctl.training.active_run import Activity
 from ctl.training.callback_runner import CallbackRunner, handlers_of
 from ctl.training.checkpointing import Checkpointing
@@ -114,7 +114,7 @@ def _build(trainer: Any, world: World) -> Sequence[Callback]:
     precision_name = str(trainer.config.precision)
     with strategies.scope(world.strategy), precision.default_policy(precision_name):
         trainer.build()
-        scaled_optimizers = precision.scaled_optimizers(Task.of(trainer).optimizers, precision_name)
+        scaled_optimizers = precision.scaled_optimizers(dict(vars(trainer)), precision_name)
         for name, optimizer in scaled_optimizers.items():
             setattr(trainer, name, optimizer)
         if "on_nonfinite" in trainer.config.explicit_names:  # `build` may have made its own Gradients
@@ -128,7 +128,7 @@ def _build(trainer: Any, world: World) -> Sequence[Callback]:
         if world.kind is StrategyKind.CENTRAL_STORAGE:
             keras_metrics.count_outside_replicas(task.metrics)
     if world.topology.is_chief:
-        precision.log_exceptions(task.models, precision_name)
+        precision.log_models_with_own_policy(task.models, precision_name)
     if world.topology.num_replicas > 1:
         randomness.differ_by_replica(task.owners)
     return callbacks

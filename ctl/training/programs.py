@@ -51,7 +51,7 @@ class ProgramCache:
         self.reducer, self.timer = reducer, timer
         self._config, self._task, self._world, self._counter = config, task, world, counter
         self._train_loop: GraphLoop | None = None
-        self._eval_loop: StepLoop | None = None
+        self._eval_loops: dict[str, StepLoop] = {}  # by the name of the evaluation set
         self._predict: tuple[Any, Any] = (None, None)  # model, function
 
     def train_loop(self, resumed: Manifest | None, *, is_single: bool = False) -> GraphLoop:
@@ -66,13 +66,17 @@ class ProgramCache:
             self._train_loop = self._create_train_loop(is_single)
         return self._train_loop
 
-    def eval_loop(self) -> StepLoop:
-        """Returns the loop of evaluation steps, created by the first call."""
-        if self._eval_loop is None:
+    def eval_loop(self, set_name: str = "") -> StepLoop:
+        """Returns the loop of evaluation steps of a set, created by the first call.
+
+        Each set has a loop, as `eval_step` may return other values for it.
+        """
+        if set_name not in self._eval_loops:
             user_step = UserStep(function=self._task.methods["eval_step"], metrics=self._built_metrics())
             step = self._replica_step(user_step, SumReducer(), Skipping())
-            self._eval_loop = StepLoop(self._world.local_strategy, step, self._world.topology)
-        return self._eval_loop
+            loop = StepLoop(self._world.local_strategy, step, self._world.topology)
+            self._eval_loops[set_name] = loop
+        return self._eval_loops[set_name]
 
     def predict_function(self, model: Any, create: Callable[[], Any]) -> Any:
         """Returns the function that calls `model`, created at first and for another model."""

@@ -22,6 +22,7 @@ _MAY_DIFFER = (  # the numbers stay equal
     *("workers", "replicas", "strategy", "tensorflow", "ctl"),
     *("steps_per_loop", "log_every", "evaluate_every", "save_every"),
 )
+_DEFAULTS = {"precision": "float32"}  # of settings that older checkpoints do not have
 _log = logging.getLogger("ctl")
 
 
@@ -58,11 +59,13 @@ def check_configuration(
         "seed": resumed.data.get("seed"),
         "global_batch_size": resumed.world.get("global_batch_size"),
         "train_data": _source_before(resumed, batches) if batches.has_exact_counts else None,
+        "overfit_batches": resumed.config.get("overfit_batches", 0) if resumed.config else None,
     }
     current = {
         "seed": config.seed,
         "global_batch_size": config.global_batch_size,
         "train_data": batches.description,
+        "overfit_batches": config.overfit_batches,
     }
     if batches.is_per_worker:
         before["workers"] = resumed.world.get("workers")
@@ -80,7 +83,7 @@ def check_configuration(
     changed_settings = [
         k
         for k in configuration
-        if old and k not in (*before, *_MAY_DIFFER) and old.get(k) != configuration[k]
+        if old and k not in (*before, *_MAY_DIFFER) and old.get(k, _DEFAULTS.get(k)) != configuration[k]
     ]
     lines += [f"  {k}: {old.get(k, 'nothing')} before, {configuration[k]} now" for k in changed_settings]
     if lines and topology.is_chief:

@@ -132,7 +132,8 @@ class Run:
             self.total = first  # the resumed run was stopped by a callback, which is final
         data_end = None if self.batches.steps is None else first + self.batches.steps
         pending, self._pending = self._pending, NO_ACTION
-        self._save_and_evaluate(step, pending)
+        with interruption.without_time_limit():  # else each run could repeat the same part of an evaluation
+            self._save_and_evaluate(step, pending)
         end = None
         while end is None:
             try:

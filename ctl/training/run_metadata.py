@@ -39,7 +39,6 @@ def run_info(prepared: PreparedTrainer, options: RunOptions, batches: Batches) -
     """Returns the values that do not change during a run."""
     settings, world = prepared.config, prepared.world
     writes_files = world.is_chief and bool(settings.model_dir)
-    policy = getattr(prepared.task.model, "dtype_policy", None)
     common = {"global_batch_size": settings.global_batch_size, "seed": settings.seed}
     return RunInfo(
         model=prepared.task.class_name,
@@ -47,13 +46,18 @@ def run_info(prepared: PreparedTrainer, options: RunOptions, batches: Batches) -
         num_workers=world.num_training_workers,
         num_replicas=world.topology.num_replicas,
         data=batches.description,
-        precision=getattr(policy, "name", "float32"),
+        precision=_policy_name(prepared),
         model_dir=settings.model_dir or None,
         parameters=parameters_of(prepared),
         config={**configuration(prepared, options), **(_origin(options.hparams) if writes_files else {})},
         hparams={**common, **options.hparams},
         **common,
     )
+
+
+def _policy_name(prepared: PreparedTrainer) -> str:
+    """Returns the name of the dtype policy of the model, "float32" for a model without one."""
+    return str(getattr(getattr(prepared.task.model, "dtype_policy", None), "name", "float32"))
 
 
 def parameters_of(prepared: PreparedTrainer) -> tuple[Parameter, ...]:
@@ -102,7 +106,8 @@ def configuration(prepared: PreparedTrainer, options: RunOptions) -> dict[str, A
         "replicas": topology.num_replicas,
         "global_batch_size": settings.global_batch_size,
         "seed": settings.seed,
-        **({} if settings.precision == "auto" else {"precision": settings.precision}),
+        "precision": _policy_name(prepared),
+        **({"overfit_batches": settings.overfit_batches} if settings.overfit_batches else {}),
         "steps_per_loop": intervals.steps_per_loop,
         "log_every": str(intervals.log),
         "evaluate_every": str(intervals.evaluate),

@@ -59,6 +59,7 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
     run_metadata.write_config(prepared, options)
     writers.note(Started(start, run.total, info, resumed_from, compiles=not run.graph_loop.has_run))
     outcome, error_name, paths = RunEnd.FAILED, "", list[str]()
+    validation.check_limits(prepared.config, can_save=checkpointing.can_save)
     interruption = signals.Interruption(prepared.config.max_secs)
     stack = contextlib.ExitStack()
     stack.enter_context(prepared.activity.running(ActiveRun(writers, interruption, info)))
@@ -97,7 +98,9 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
     if outcome is RunEnd.SIGNAL and interruption.received is not None:
         can_resume = bool(prepared.config.model_dir)
         raise ends.stopped_error(prepared.step, interruption.received, can_resume=can_resume)
-    return Results(result.values(), end=outcome.value)
+    if outcome is RunEnd.TIME_LIMIT and request.lease is not None:
+        request.lease.record_end(outcome.value)
+    return Results(result.values(), end=outcome)
 
 
 def _train_steps(

@@ -89,6 +89,18 @@ def check_best_metric(manager: CheckpointManager, means: Mapping[str, float]) ->
         )
 
 
+def check_limits(config: Config, *, can_save: bool) -> None:
+    """Raises UsageError for a setting of `ctl.run` alone, and warns of a time limit without checkpoints."""
+    if config.fast_dev_run:
+        raise UsageError(
+            "fast_dev_run is a flag of programs that call ctl.run; trainer.train(n) would run all n steps. "
+            "Write trainer.train(2)."
+        )
+    if config.max_secs and not can_save:
+        message = "max_secs is %g, without a model_dir: the weights of a run that reaches it are lost."
+        logging.getLogger("ctl").warning(message, config.max_secs)
+
+
 def check_metric_names(
     names: Sequence[str], options: RunOptions, manager: CheckpointManager, monitored: Sequence[BestValue]
 ) -> None:

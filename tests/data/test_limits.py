@@ -68,7 +68,7 @@ def train(make, steps, **options):
 def test_training_repeats_the_first_batches_in_order(data, strategy):
     options = {"num_virtual_devices": 2} if strategy == "mirrored" else {}
     values, result = train(lambda **o: Mean(data, **o), 5, overfit_batches=2, strategy=strategy, **options)
-    assert values == [1.5, 5.5, 1.5, 5.5, 1.5] and result.end == "done"
+    assert values == [1.5, 5.5, 1.5, 5.5, 1.5] and result.end is ctl.RunEnd.DONE
 
 
 def test_replica_batches_of_a_worker_are_repeated():
@@ -95,6 +95,31 @@ def test_an_epoch_is_the_limited_data(data):
     trainer = Mean(data, overfit_batches=2, steps_per_loop=1)
     trainer.train(epochs=2)
     assert trainer.step == 4 and trainer.values == [1.5, 5.5, 1.5, 5.5]
+
+
+@pytest.mark.parametrize("data", [lambda n: EXAMPLES, finite_dataset, shuffled_dataset])
+def test_another_number_of_batches_is_refused_at_a_resume(data, tmp_path):
+    train(lambda **o: Mean(data, **o), 2, overfit_batches=2, model_dir=str(tmp_path))
+    with pytest.raises(ctl.UsageError, match="overfit_batches: 2 before, 0 now"):
+        train(lambda **o: Mean(data, **o), 4, model_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("data", [lambda n: EXAMPLES, finite_dataset])
+def test_intervals_in_epochs_refer_to_the_limited_data(data, tmp_path):
+    intervals = ctl.Intervals(save=ctl.Every(epochs=1), steps_per_loop=1)
+    trainer = Mean(data, overfit_batches=2, intervals=intervals, model_dir=str(tmp_path), keep="0")
+    trainer.train(5)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").glob("ckpt-*"))
+    assert names == ["ckpt-2", "ckpt-4", "ckpt-5"]
+
+
+def test_without_a_length_each_of_the_batches_is_used_once():
+    trainer = Mean(finite_dataset, overfit_batches=2, steps_per_loop=1)
+    assert trainer.train().end is ctl.RunEnd.DONE and trainer.values == [1.5, 5.5]
+
+
+def test_a_batch_is_one_of_the_size_that_the_data_have():
+    assert Mean(lambda n: ctl.from_arrays(EXAMPLES, 2), max_eval_batches=2).evaluate()["value"] == 1.5
 
 
 @pytest.mark.parametrize("num_batches", [2, 5, 100, 0])

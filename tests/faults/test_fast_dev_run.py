@@ -1,28 +1,37 @@
 """Short runs of a whole program that leave no files."""
 
 import json
-import tempfile
-from pathlib import Path
+import subprocess
+import sys
 
+import ctl
 import pytest
+from conftest import PROGRAMS, ROOT, environment
+from small_models import Small
 from training import run
 
 pytestmark = pytest.mark.workers
+MODELS = ["mnist", "gan", "simclr", "resnet", "recommender", "language", "cartpole"]
 
 
-def temporary_directories():
-    return set(Path(tempfile.gettempdir()).glob("ctl-fast-dev-run-*"))
+@pytest.fixture(autouse=True)
+def temporary_directory(tmp_path, monkeypatch):
+    """Directory of temporary files of the programs, in which a run must leave no directory."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setenv("TMPDIR", str(directory))
+    yield directory
+    assert not list(directory.glob("ctl-fast-dev-run*"))
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_all_parts_of_the_program_run_and_no_file_is_left(workers, tmp_path):
-    before = temporary_directories()
     options = ["--fast_dev_run", "--epochs=3", "--export=keras", "--max_eval_batches=1"]
     result = run(tmp_path / "run", *options, workers=workers, EVALUATES="1")
     assert result.code == 0, result.output[-2000:]
-    assert "trained 2 steps, evaluated, saved a checkpoint, exported keras; all files" in result.output
+    assert "trained 2 steps, evaluated, saved a checkpoint, exported keras. The temporary" in result.output
     assert result.output.count("--fast_dev_run: ") == 1, "only the chief reports it"
-    assert not (tmp_path / "run" / "checkpoints").exists() and temporary_directories() == before
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_an_evaluator_ends_and_the_chief_evaluates(tmp_path):
@@ -34,10 +43,9 @@ def test_an_evaluator_ends_and_the_chief_evaluates(tmp_path):
 
 
 def test_an_error_of_the_program_is_reported_and_no_file_is_left(tmp_path):
-    before = temporary_directories()
     result = run(tmp_path / "run", "--fast_dev_run", faults="raise@2")
     assert result.code == 1 and "a fault that was asked for" in result.output
-    assert "all files are removed" not in result.output and temporary_directories() == before
+    assert "trained 2 steps" not in result.output
 
 
 def test_a_model_directory_of_the_platform_gets_no_model(tmp_path):
@@ -46,6 +54,48 @@ def test_a_model_directory_of_the_platform_gets_no_model(tmp_path):
     assert result.code == 0 and "exported saved_model" in result.output and not served.exists()
 
 
+def test_a_signal_before_the_first_step_leaves_no_file(tmp_path):
+    assert run(tmp_path / "run", "--fast_dev_run", faults="term@build").code == 143
+
+
+OWN_SETTINGS = """
+import sys, ctl
+sys.path[:0] = [{programs!r}]
+from small_models import Small
+
+class Own(Small):
+    epochs, max_secs = 3, 0.001
+
+
+if __name__ == "__main__":
+    ctl.run(Own, checkpoints=ctl.BackupCheckpoints({backup!r}))
+"""
+
+
+def test_checkpoints_and_lengths_of_the_program_are_not_used(tmp_path):
+    program = tmp_path / "own.py"
+    program.write_text(OWN_SETTINGS.format(programs=str(PROGRAMS), backup=str(tmp_path / "backup")))
+    command = [sys.executable, str(program), "--fast_dev_run", "--export=none"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "trained 2 steps" in result.stderr and not (tmp_path / "backup").exists()
+
+
 def test_a_mode_that_does_not_train_is_refused(tmp_path):
     result = run(tmp_path / "run", "--fast_dev_run", "--mode=eval")
     assert result.code == 2 and "got --fast_dev_run and --mode=eval" in result.output
+
+
+def test_it_is_no_setting_of_a_trainer():
+    with pytest.raises(ctl.UsageError, match=r"fast_dev_run is a flag .* Write trainer.train\(2\)"):
+        Small(fast_dev_run=True, writers=[]).train(50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_each_model_trains_with_half_precision(name):
+    options = ["--precision=mixed_bfloat16", "--fast_dev_run", "--export=none", "--global_batch_size=8"]
+    command = [sys.executable, "-m", f"models.{name}", *options]
+    options = {"capture_output": True, "text": True, "check": False, "cwd": ROOT, "env": environment()}
+    result = subprocess.run(command, **options)
+    assert result.returncode == 0 and "trained 2 steps" in result.stderr, result.stderr[-2000:]

@@ -1,6 +1,9 @@
 """Runs that end at their time limit and continue with the same command."""
 
+import json
+
 import pytest
+from small_models import Small
 from training import STEPS, assert_bit_identical, run, saved, trace
 
 pytestmark = pytest.mark.workers
@@ -17,6 +20,7 @@ def test_a_run_that_ends_at_its_time_limit_has_exit_code_0_and_continues_exactly
     assert f"stopped by the time limit at step {last_step}" in result.output
     assert 0 < last_step < STEPS and saved(model_dir)[-1] == last_step
     assert not (model_dir / "export").exists()
+    assert json.loads((model_dir / "LOCK").read_text())["reason"] == "stopped by the time limit"
     assert run(model_dir, "--max_secs=600", workers=workers).code == 0
     assert_bit_identical(model_dir, unbroken(workers))
 
@@ -25,3 +29,8 @@ def test_a_run_that_ends_before_its_time_limit_is_exported(tmp_path):
     result = run(tmp_path / "run", "--max_secs=600", "--export=keras")
     assert result.code == 0 and f"done at step {STEPS}" in result.output
     assert (tmp_path / "run" / "export").exists()
+
+
+def test_a_time_limit_without_a_directory_for_checkpoints_is_warned_of(caplog):
+    Small(max_secs=600.0, writers=[]).train(1)
+    assert "max_secs is 600, without a model_dir" in caplog.text

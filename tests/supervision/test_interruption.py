@@ -60,6 +60,15 @@ def test_only_the_second_signal_to_a_process_ends_it(numbers, votes, code):
     assert ("alive" in result.stdout) == (code == 0)
 
 
+def test_a_pending_evaluation_is_completed_whatever_the_time_limit():
+    interruption = Interruption(max_secs=1e-9)
+    with interruption.without_time_limit():
+        assert interruption.received is None
+        interruption._handle(signal.SIGTERM, None)
+        assert interruption.received == signal.SIGTERM
+    assert Interruption(max_secs=1e-9).received == TIME_LIMIT
+
+
 class Endless(Small):
     """A run with an evaluation that is longer than the time limit."""
 
@@ -76,8 +85,11 @@ def test_the_time_limit_ends_an_evaluation_which_the_next_run_repeats(tmp_path):
     trainer = Endless(model_dir=str(tmp_path), max_secs=2.0, intervals=intervals, writers=[])
     trainer.is_endless = True
     result = trainer.train(4)
-    assert result.end == "stopped by the time limit" and trainer.step == 2
+    assert result.end is ctl.RunEnd.TIME_LIMIT and trainer.step == 2
+    long = Endless(model_dir=str(tmp_path), max_secs=0.001, intervals=intervals, writers=[])
+    long.is_endless = False
+    assert long.train(4).end is ctl.RunEnd.TIME_LIMIT and long.step > 2, "it makes progress"
     resumed = Endless(model_dir=str(tmp_path), intervals=intervals, writers=[])
     resumed.is_endless = False
-    result = resumed.train(2)
-    assert result.end == "no steps left" and result["eval_zero"] == 0.0
+    result = resumed.train(4)
+    assert result.end in (ctl.RunEnd.DONE, ctl.RunEnd.NO_STEPS_LEFT) and result["eval_zero"] == 0.0

@@ -92,7 +92,7 @@ def test_results_callbacks_hooks_and_the_best_checkpoint_refer_to_the_name(tmp_p
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"keep": "1,best=loss"}, "'loss' is to be manifests, but eval_step returns clean/accuracy"),
+    [({"keep": "1,best=loss"}, "'loss' is to be kept, but eval_step returns clean/accuracy"),
      ({"callbacks": [ctl.EarlyStopping("loss", patience=1)]}, "clean/loss")],
 )  # fmt: skip
 def test_a_metric_without_the_name_of_its_set_is_refused_before_training(settings, message, tmp_path):
@@ -138,9 +138,10 @@ def test_tensorboard_keeps_a_name_with_a_slash_that_is_no_set(tmp_path):
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (lambda n: {"a": tf.data.Dataset.range(4).batch(n), "b": np.zeros(4)}, "in which b is no dataset"),
-        (lambda n: {"a/b": tf.data.Dataset.range(4).batch(n)}, "the name 'a/b'; expected letters"),
-        (lambda n: {3: tf.data.Dataset.range(4).batch(n)}, "the name 3; expected letters"),
+        (lambda n: {"a": tf.data.Dataset.range(4).batch(n), "b": np.zeros(4)}, "which b is not a dataset"),
+        (lambda n: {"..": tf.data.Dataset.range(4).batch(n)}, r"the name '\.\.'; expected a string"),
+        (lambda n: {"a/b": tf.data.Dataset.range(4).batch(n)}, "the name 'a/b'; expected a string"),
+        (lambda n: {3: tf.data.Dataset.range(4).batch(n)}, "the name 3; expected a string"),
         (lambda n: {"a": tf.data.Dataset.range(4).batch(n).repeat()}, r"eval_data\['a'\] is endless"),
         (lambda n: {"a": tf.data.Dataset.range(0).batch(n)}, r"eval_data\['a'\].*at least one"),
     ],
@@ -161,22 +162,51 @@ def test_a_set_that_cannot_be_evaluated_is_named(sets, message):
     ("other_names", "is_equal"),
     [(["clean", "noisy"], True), (["noisy", "clean"], False), (["clean"], False), ([""], False)],
 )
-def test_workers_must_have_the_same_sets_in_the_same_order(other_names, is_equal):
+def test_workers_must_have_the_same_sets_in_the_same_order(other_names, is_equal, monkeypatch):
     class TwoWorkers:
         num_workers = 2
 
-        def __init__(self, other_vote=()):
-            self.vote, self.other_vote = [], other_vote
+        def __init__(self, other_checksum=None):
+            self.checksum, self.other_checksum = None, other_checksum
 
         def sum(self, values):
-            self.vote = values
-            return np.add(values, self.other_vote or values)
+            if len(values) == 1 and values[0] > 1:
+                self.checksum = values[0]
+                return [values[0] + (self.other_checksum or values[0])]
+            return [*values]  # errors: the other worker has none
+
+    def open_sets(names, all_reduce):
+        monkeypatch.setattr(evaluation.input_pipeline, "open_eval_sets", lambda _: dict.fromkeys(names))
+        return evaluation._open_sets(SimpleNamespace(world=SimpleNamespace(host_all_reduce=all_reduce)))
 
     other = TwoWorkers()
-    evaluation._check_equal_sets(SimpleNamespace(host_all_reduce=other), other_names)
-    world = SimpleNamespace(host_all_reduce=TwoWorkers(other.vote))
-    with contextlib.nullcontext() if is_equal else pytest.raises(ctl.UsageError, match="the same sets in"):
-        evaluation._check_equal_sets(world, ["clean", "noisy"])
+    open_sets(other_names, other)
+    expected_error = pytest.raises(ctl.UsageError, match="returned clean, noisy; expected the eval")
+    with contextlib.nullcontext() if is_equal else expected_error:
+        assert list(open_sets(["clean", "noisy"], TwoWorkers(other.checksum))) == ["clean", "noisy"]
+
+
+class OtherValues(SeveralSets):
+    """Sets with other parts and other values of the step."""
+
+    def open_set(self, name, batch_size):
+        numbers = np.arange(6, dtype=np.float32)
+        parts = {"x": numbers} if name == "clean" else {"x": numbers, "label": numbers % 2}
+        return tf.data.Dataset.from_tensor_slices(parts).batch(batch_size)
+
+    def eval_step(self, batch):
+        if "label" not in batch:
+            return {"sum": batch["x"] + 1.0}
+        self.accuracy.update_state(batch["label"], tf.one_hot(tf.ones(tf.shape(batch["x"]), tf.int32), 2))
+        return {"label": batch["label"], "twice": 2 * batch["x"], "accuracy": self.accuracy}
+
+
+def test_sets_may_have_other_parts_and_other_values_in_each_evaluation():
+    trainer = OtherValues(writers=[])
+    for _ in range(2):
+        assert trainer.evaluate() == {
+            "clean/sum": 3.5, "noisy/label": 0.5, "noisy/twice": 5.0, "noisy/accuracy": 0.5,
+        }  # fmt: skip
 
 
 def test_a_dictionary_of_arrays_is_one_set():

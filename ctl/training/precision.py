@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ctl.checkpoints.tracked_state import is_optimizer
 from ctl.distribute.keras_objects import is_keras3
 from ctl.errors import UsageError
 from ctl.step import optimizers
+from ctl.tensorflow_patches import optimizer_attributes
 
 _UNCHANGED, _SCALED = "auto", "mixed_float16"
 _log = logging.getLogger("ctl")
@@ -31,32 +33,41 @@ def default_policy(precision: str) -> Iterator[None]:
         yield
 
 
-def scaled_optimizers(optimizer_by_name: Mapping[str, Any], precision: str) -> dict[str, Any]:
+def scaled_optimizers(attributes: Mapping[str, Any], precision: str) -> dict[str, Any]:
     """Returns a LossScaleOptimizer for each optimizer without one, by the name of its attribute.
 
     Args:
-      optimizer_by_name: Optimizers of the trainer.
+      attributes: Attributes of the trainer.
       precision: Name of the policy. Only the gradients of "mixed_float16" need a scale.
 
     Raises:
-      UsageError: If an optimizer is not of Keras 3 or tf_keras.
+      UsageError: If an optimizer is not of Keras 3 or tf_keras, or is in a list or dictionary.
     """
-    if precision != _SCALED:
-        return {}
-    return {
-        name: _with_loss_scale(name, optimizer)
-        for name, optimizer in optimizer_by_name.items()
-        if not optimizers.scales_loss(optimizer)
-    }
+    wrapped: dict[int, Any] = {}
+    replacements: dict[str, Any] = {}
+    for name, value in attributes.items() if precision == _SCALED else ():
+        items = (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        )
+        if any(is_optimizer(item) and not optimizers.scales_loss(item) for item in items):
+            raise UsageError(
+                f"precision is {_SCALED!r} and self.{name} contains an optimizer without a loss scale. "
+                "Write keras.optimizers.LossScaleOptimizer(optimizer) in build()."
+            )
+        if is_optimizer(value) and not optimizers.scales_loss(value):
+            if id(value) not in wrapped:
+                wrapped[id(value)] = _with_loss_scale(name, value)
+            replacements[name] = wrapped[id(value)]
+    return replacements
 
 
-def log_exceptions(models: Mapping[str, Any], precision: str) -> None:
-    """Logs the models whose policy is not `precision`, because they set their own."""
-    policies = {name: getattr(model, "dtype_policy", None) for name, model in models.items()}
-    exceptions = [f"self.{n} has {p.name}" for n, p in policies.items() if p and p.name != precision]
-    if exceptions and precision != _UNCHANGED:
+def log_models_with_own_policy(models: Mapping[str, Any], precision: str) -> None:
+    """Logs the models with another policy than `precision`, which they set themselves."""
+    names = {n: getattr(getattr(m, "dtype_policy", None), "name", "no policy") for n, m in models.items()}
+    other_policies = [f"self.{n} has {name}" for n, name in names.items() if name != precision]
+    if other_policies and precision != _UNCHANGED:
         message = "precision=%s applies to the layers without a policy of their own: %s."
-        _log.info(message, precision, ", ".join(exceptions))
+        _log.warning(message, precision, ", ".join(other_policies))
 
 
 def _policy_functions() -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
@@ -82,13 +93,16 @@ def _temporary_policy(
         if name == precision:
             set_policy(previous_policy)
         else:
-            _log.info("build() sets the dtype policy %s, which replaces precision=%s.", name, precision)
+            _log.warning("build() sets the dtype policy %s, which replaces precision=%s.", name, precision)
 
 
 def _with_loss_scale(name: str, optimizer: Any) -> Any:
     modules = {c.__module__.partition(".")[0] for c in type(optimizer).__mro__}
     if is_keras3(optimizer):
-        return importlib.import_module("keras").optimizers.LossScaleOptimizer(optimizer)
+        scaled = importlib.import_module("keras").optimizers.LossScaleOptimizer(optimizer)
+        if optimizer.built:
+            scaled.build(optimizer_attributes.trainable_variables(optimizer))
+        return scaled
     if "tf_keras" in modules:
         return importlib.import_module("tf_keras").mixed_precision.LossScaleOptimizer(optimizer)
     raise UsageError(

@@ -97,6 +97,35 @@ def test_only_mixed_float16_scales_the_loss_and_only_once():
     assert isinstance(trainer.optimizer.inner_optimizer, keras.optimizers.SGD)
 
 
+class TwoOptimizers(Small):
+    """A trainer with an optimizer that `build` has built, and another name for it."""
+
+    def build(self):
+        super().build()
+        self.optimizer.build(self.model.trainable_variables)
+        self.alias = self.optimizer
+        self.other_optimizer = keras.optimizers.Adam()
+        self.other_optimizer.build(self.model.trainable_variables)
+
+
+def test_each_optimizer_is_wrapped_once_and_built_if_it_was_built():
+    trainer = TwoOptimizers(precision="mixed_float16", writers=[])
+    trainer.train(2)
+    assert trainer.alias is trainer.optimizer and trainer.optimizer.built
+    assert trainer.other_optimizer.built and trainer.other_optimizer.inner_optimizer.built
+
+
+@pytest.mark.parametrize("collection", [list, lambda items: dict(enumerate(items))])
+def test_an_optimizer_without_loss_scale_in_a_collection_is_refused(collection):
+    class InCollection(Small):
+        def build(self):
+            super().build()
+            self.optimizers = collection([keras.optimizers.SGD()])
+
+    with pytest.raises(ctl.UsageError, match="self.optimizers contains an optimizer without a loss scale"):
+        InCollection(precision="mixed_float16", writers=[]).prepare()
+
+
 def test_an_optimizer_without_loss_scale_is_refused():
     trainer = Small(precision="mixed_float16", framework="module", writers=[])
     with pytest.raises(ctl.UsageError, match=r"self.optimizer is a PlainOptimizer.*mixed_bfloat16"):
