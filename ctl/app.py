@@ -297,7 +297,7 @@ def _prepare(trainer: "Trainer", config: Config, *, is_short: bool) -> None:
         )
     if mode in ("train", "train_and_eval"):
         resume_checks.check_no_other_job(trainer.model_dir, trainer.topology)
-    if is_short:  # the program may have a manager with a directory of its own
+    if is_short:  # the program may have a manager with another directory
         trainer._prepare_trainer(construction.checkpoints_of(config))
     trainer.prepare()
 

@@ -44,7 +44,7 @@ def temporary_run(explicit: Config, mode: str, topology: Topology) -> Iterator[C
         sys.exit(0)
     directory = _new_directory(topology)
     replaced = {
-        "fast_dev_run": False,  # for the trainer, whose settings are those of a normal run
+        "fast_dev_run": False,  # the trainer has the settings of a normal run
         "model_dir": str(directory / "run"),
         "train_steps": _NUM_STEPS,
         "epochs": 0.0,

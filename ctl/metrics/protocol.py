@@ -184,7 +184,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class EvaluationSets:
-    """Names of the evaluation sets whose metrics the next call of `write` contains, as "clean/loss".
+    """Names of the evaluation sets, with metrics such as "clean/loss", of the next call of `write`.
 
     Attributes:
       names: Names such as "clean". Empty if `eval_data` returns a single set.
