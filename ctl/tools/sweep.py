@@ -28,6 +28,8 @@ from ctl.io.console import print_message
 from ctl.launch.monitor import ForwardedSignals
 from ctl.launch.process import Process, ProcessExit, check_program, start_process
 from ctl.launch.process_tree import Guard
+from ctl.metrics.protocol import RunEnd
+from ctl.supervision.lease import LOCK_NAME, Lease
 from ctl.tools.wrapping_command import WrappingParser
 
 SWEEP_EXAMPLE = "ctl sweep -- python -m models.mnist --learning_rate=1e-3,1e-4 --dropout=0,0.1"
@@ -164,7 +166,8 @@ def _load_completed_runs(directory: Path, runs: Sequence[SweepRun]) -> list[Swee
     completed_runs = []
     for run in runs:
         previous = previous_runs.get(run.name, {})
-        if previous.get("exit_code") == 0 and previous.get("command_digest") == run.digest:
+        is_same = previous.get("command_digest") == run.digest
+        if previous.get("exit_code") == 0 and is_same and not _has_reached_time_limit(run.directory):
             run.exit_code, run.metrics = 0, previous.get("metrics", {})
             completed_runs.append(run)
     return completed_runs
@@ -317,6 +320,12 @@ class _Sweep:
             "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
         ]
         return "\n".join([*lines, "", f"tensorboard --logdir {shlex.quote(str(self._directory))}"])
+
+
+def _has_reached_time_limit(directory: Path) -> bool:
+    """Returns True if the newest training in a directory ended at --max_secs and must continue."""
+    holder = Lease(directory / LOCK_NAME).read()
+    return holder is not None and holder.reason == RunEnd.TIME_LIMIT.value
 
 
 def newest_metrics(directory: Path) -> dict[str, Any]:

@@ -98,6 +98,18 @@ def test_completed_runs_are_skipped_and_failed_runs_are_repeated(tmp_path, progr
     assert "already completed" not in other.stderr
 
 
+def test_a_run_that_ended_at_its_time_limit_continues(tmp_path, program):
+    arguments = ["--", *program, "--rate=1,2"]
+    assert run_sweep(arguments, tmp_path).returncode == 0
+    lock = {"host": "h", "pid": 1, "process": "", "started": 0.0, "beat": 0.0, "state": "ended"}
+    for rate, reason in [("1", "done"), ("2", "stopped by the time limit")]:
+        path = tmp_path / "sweep" / f"rate={rate}" / "LOCK"
+        path.write_text(json.dumps({**lock, "reason": reason}))
+    second = run_sweep(arguments, tmp_path)
+    assert second.returncode == 0 and "2 runs, 1 already completed" in second.stderr
+    assert (tmp_path / "sweep" / "rate=2" / "console.log").read_text().count("began") == 2
+
+
 def test_a_metric_that_no_run_has_ends_the_sweep_after_the_first_run(tmp_path, program):
     result = run_sweep(["--metric=acc", "--", *program, "--rate=1,2,3"], tmp_path)
     assert result.returncode == 2 and result.stdout == ""
