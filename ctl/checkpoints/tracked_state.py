@@ -5,7 +5,7 @@ and running metrics continue after a restore.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -136,8 +136,17 @@ class TrackedState:
             raise CheckpointError(
                 f"The checkpoint {where} is of another model; no variable was restored.\n"
                 + "\n".join(lines[:_MAX_LINES] + suffix)
-                + "\nGive another --model_dir, or build the model of the checkpoint."
+                + "\nGive another --model_dir, or build the model of the checkpoint"
+                + f"{_precision_hint(lines)}."
             )
+
+
+def _precision_hint(lines: Sequence[str]) -> str:
+    """Returns a hint if only the dtype policy seems to differ, for the end of the message."""
+    text = "\n".join(lines)
+    if "/loss_scale_optimizer/" in text or "bfloat16" in text:
+        return ", with the --precision of its run (config.json in model_dir has it)"
+    return ""
 
 
 class _ChiefCheckpoint(tf.train.Checkpoint):

@@ -165,6 +165,15 @@ def test_a_resume_reports_another_precision(tmp_path, caplog):
     assert "precision: mixed_bfloat16 before, float32 now" in caplog.text
 
 
+@pytest.mark.parametrize("policies", [("mixed_float16", "float32"), ("float32", "mixed_float16"),
+                                      ("float32", "bfloat16")])  # fmt: skip
+def test_a_checkpoint_of_another_precision_is_refused_with_a_hint(policies, tmp_path):
+    before, now = policies
+    train(Small(precision=before, model_dir=str(tmp_path), writers=[]), 1)
+    with pytest.raises(ctl.CheckpointError, match="with the --precision of its run"):
+        Small(precision=now, model_dir=str(tmp_path), writers=[]).prepare()
+
+
 def test_an_unknown_precision_is_refused():
     with pytest.raises(ctl.UsageError, match="precision is 'half'; expected one of auto, float32"):
         Small(precision="half")
