@@ -194,7 +194,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict, stack: contextlib.Ex
     if "export" not in explicit.explicit_names:  # the default is not an error
         formats = _possible_formats(trainer, config, formats)
     if config.mode in ("train", "train_and_eval"):
-        _train(trainer, (steps, epochs), formats, platform_dirs, is_short=is_short)
+        _train(trainer, (steps, epochs), formats, platform_dirs, topology, is_short=is_short)
     elif trainer.step == 0:
         raise UsageError(_no_checkpoint_message(config))
     elif config.mode == "eval":
@@ -215,6 +215,7 @@ def _train(
     length: tuple[int | None, float | None],
     formats: tuple[str, ...],
     platform_dirs: directories.Directories,
+    topology: Topology,
     *,
     is_short: bool,
 ) -> None:
@@ -233,8 +234,7 @@ def _train(
             logging.getLogger("ctl").info("%s", message)
         return
     platform_hooks.hand_over(model_dir, platform_dirs, formats, is_chief=is_chief)
-    manager, topology = trainer._checkpoints, detection.read_topology()
-    platform_hooks.let_evaluator_finish(Task.of(trainer), model_dir, manager, topology)
+    platform_hooks.let_evaluator_finish(Task.of(trainer), model_dir, trainer._checkpoints, topology)
 
 
 def _possible_formats(trainer: "Trainer", config: Config, formats: tuple[str, ...]) -> tuple[str, ...]:

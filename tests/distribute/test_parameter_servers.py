@@ -176,7 +176,8 @@ def test_progress_is_reported_and_a_stall_warned_of_once_and_a_signal_ends_the_w
             assert not watch()
     assert notes == [Progressed(5)]
     assert len(caplog.records) == 1 and "since step 5; still waiting" in caplog.text
-    step_value[0], time_secs[0], signals.received = 6, 90.0, 15
+    step_value[0], time_secs[0] = 6, 90.0
+    signals._handle(15, None)
     assert watch()
     assert notes[-1] == Progressed(6)
 
