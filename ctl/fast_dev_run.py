@@ -58,7 +58,10 @@ def temporary_run(explicit: Config, mode: str, topology: Topology) -> Iterator[C
     settings.pop("eval_every_steps", None)  # the default is the end, without an evaluator
     if topology.has_evaluator:
         settings["eval_every_steps"] = _NUM_STEPS
-    remove = functools.partial(shutil.rmtree, directory, ignore_errors=True) if topology.is_chief else int
+    if not topology.is_chief:  # which removes the directory
+        yield Config(**settings)
+        return
+    remove = functools.partial(shutil.rmtree, directory, ignore_errors=True)
     atexit.register(remove)  # after a signal
     try:
         yield Config(**settings)

@@ -2,7 +2,7 @@
 
     python docs/generate_flags.py
 
-tests/test_config_docs.py compares the file with what this makes.
+tests/test_config_docs.py compares the page with the result of this script.
 """
 
 import textwrap
@@ -42,7 +42,7 @@ assert (mine.seed, Mine(config, seed=8).seed) == (7, 8)
 
 Precedence: flag, keyword of the constructor or of `ctl.run`, value given in the `Config`, attribute of
 the class or default of its constructor, default, which the list shows, as does `--help`.
-`--nojit_compile` turns off what a class turns on. `config.json` in model_dir has all values under
+`--nojit_compile` has priority over a class with jit_compile. `config.json` in model_dir has all values under
 `"settings"`. Names do not change.
 """
 

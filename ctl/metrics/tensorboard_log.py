@@ -68,7 +68,7 @@ class TensorBoardLog:
         self._tags: dict[str, set[str]] = {}  # tags in the layout of each run
 
     def separate_sets(self, names: Sequence[str]) -> None:
-        """Writes metrics of these evaluation sets, such as "clean/loss", as runs of their own."""
+        """Writes metrics of these evaluation sets, such as "clean/loss", as separate runs."""
         self._set_names = tuple(names)
 
     def scalars(self, wall_time: float, step: int, values: Mapping[str, float], run: str) -> None:

@@ -42,7 +42,7 @@ class EvaluationResult:
 
     Attributes:
       means: Means of the numbers of `eval_step`, and Keras metrics, by name.
-      arrays: Keras metrics whose result is an array, by name.
+      arrays: Results of Keras metrics that are arrays, by name.
     """
 
     means: Mapping[str, float]

@@ -68,17 +68,17 @@ class Own(Small):
 
 
 if __name__ == "__main__":
-    ctl.run(Own, checkpoints=ctl.BackupCheckpoints({backup!r}))
+    ctl.run(Own, checkpoints=ctl.ChiefOnlyCheckpoints({directory!r}))
 """
 
 
 def test_checkpoints_and_lengths_of_the_program_are_not_used(tmp_path):
     program = tmp_path / "own.py"
-    program.write_text(OWN_SETTINGS.format(programs=str(PROGRAMS), backup=str(tmp_path / "backup")))
+    program.write_text(OWN_SETTINGS.format(programs=str(PROGRAMS), directory=str(tmp_path / "own")))
     command = [sys.executable, str(program), "--fast_dev_run", "--export=none"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     assert result.returncode == 0, result.stderr[-2000:]
-    assert "trained 2 steps" in result.stderr and not (tmp_path / "backup").exists()
+    assert "trained 2 steps" in result.stderr and not (tmp_path / "own").exists()
 
 
 def test_a_mode_that_does_not_train_is_refused(tmp_path):
