@@ -42,8 +42,8 @@ assert (mine.seed, Mine(config, seed=8).seed) == (7, 8)
 
 Precedence: flag, keyword of the constructor or of `ctl.run`, value given in the `Config`, attribute of
 the class or default of its constructor, default, which the list shows, as does `--help`.
-`--nojit_compile` has priority over a class with jit_compile. `config.json` in model_dir has all values under
-`"settings"`. Names do not change.
+`--nojit_compile` has priority over a class with jit_compile. `config.json` in model_dir has all values
+under `"settings"`. Names do not change.
 """
 
 
