@@ -181,4 +181,4 @@ class Timers:
         """Returns the actions for which the interval has passed, and restarts their timers."""
         expired = [action for action, secs in self._secs.items() if time_secs - self._last[action] >= secs]
         self._last |= dict.fromkeys(expired, time_secs)
-        return combined(expired)
+        return combined(expired) if expired else NO_ACTION

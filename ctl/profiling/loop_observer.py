@@ -15,6 +15,8 @@ from ctl.distribute.world import World
 from ctl.metrics.group import WriterGroup
 from ctl.step.step_times import StepTimes
 
+NO_CONTEXT = contextlib.nullcontext(False)  # of graph calls that an observer does not slow down
+
 
 @dataclass(frozen=True)
 class CompletedLoop:
@@ -67,7 +69,7 @@ class LoopObserver:
 
     def around(self, step: int) -> contextlib.AbstractContextManager[bool]:
         """Returns a context for the graph call after `step`. It yields True if it slows the call down."""
-        return contextlib.nullcontext(False)
+        return NO_CONTEXT
 
     def completed(self, loop: CompletedLoop) -> None:
         """Called after each graph call."""

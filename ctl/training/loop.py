@@ -213,7 +213,7 @@ class TrainLoop:
                 due = self.due(step)
                 mark = self._next_mark(step)
             is_last = ran < num_steps or step == steps
-            is_required = is_last or self._observes_weights or bool(due & _PLANNED)
+            is_required = is_last or self._observes_weights or bool(due and due & _PLANNED)
             self._has_equal_weights = self._graph_loop.reducer.equalize_weights(step, is_required)
             stop = self._call_hook(step, ran)
             stop, due, signalled = self._agree(step, stop, due, interruption)
@@ -221,10 +221,10 @@ class TrainLoop:
                 end = self._pacing.end_of_short_loop(signalled)
             elif stop or signalled:
                 end = RunEnd.SIGNAL if signalled else RunEnd.STOPPED
-            if Action.PROFILE in due:
+            if due and Action.PROFILE in due:  # operations on enum.Flag are slow
                 has_more_steps = end is None and step != steps
                 self._observers.report(step, self._batches, has_more_steps=has_more_steps)
-            due &= ~Action.PROFILE
+                due &= ~Action.PROFILE
             yield Loop(step, ran, due, end, before)
             if due or self._hooks.after_loop is not None:
                 self._graph_loop.refresh()
@@ -278,7 +278,9 @@ class TrainLoop:
 
     def _due_by_clock(self) -> Action:
         """Returns the actions that are due by time or by request."""
-        due = self._timers.due(time.perf_counter()) | self._hooks.requested_actions()
+        due, requested = self._timers.due(time.perf_counter()), self._hooks.requested_actions()
+        if requested:
+            due |= requested
         return due | Action.PROFILE if self._observers.wants_report() else due
 
     def _call_hook(self, step: int, ran: int) -> bool:
@@ -311,7 +313,8 @@ class TrainLoop:
             return stop, due, False
         if self._agreement.num_workers == 1:
             self._length.adopt(self._length.proposed)
-            return stop, due | self._due_by_clock(), interruption.received is not None
+            by_clock = self._due_by_clock()
+            return stop, due | by_clock if by_clock else due, interruption.received is not None
         if step < self._agree_at and not due and self._hooks.after_loop is None:
             return stop, due, False
         sigterm, interrupt, time_limit = interruption.votes()

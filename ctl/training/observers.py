@@ -7,7 +7,7 @@ from typing import Any
 from ctl.data.batches import Batches
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import Progressed
-from ctl.profiling.loop_observer import CompletedLoop, LoopObserver
+from ctl.profiling.loop_observer import NO_CONTEXT, CompletedLoop, LoopObserver
 from ctl.supervision import heartbeat
 
 
@@ -41,27 +41,40 @@ class HeartbeatObserver(LoopObserver):
         heartbeat.current.record_step(loop.step)
 
 
+@contextlib.contextmanager
+def _all_of(contexts: Sequence[contextlib.AbstractContextManager[bool]]) -> Iterator[bool]:
+    """Enters all contexts. Yields True if one of them yields True."""
+    with contextlib.ExitStack() as stack:
+        slowed = [stack.enter_context(context) for context in contexts]
+        yield any(slowed)
+
+
 class ObserverGroup:
     """The observers of a loop, called in the given order."""
 
     def __init__(self, observers: Sequence[LoopObserver] = ()):
         self._observers = list(observers)
+        # With one step per graph call, a call of a default method for each observer would be noticeable.
+        default = LoopObserver
+        self._with_marks = [o for o in observers if type(o).next_mark is not default.next_mark]
+        self._with_contexts = [o for o in observers if type(o).around is not default.around]
+        self._notified = [o for o in observers if type(o).completed is not default.completed]
+        self._with_reports = [o for o in observers if type(o).wants_report is not default.wants_report]
 
     def next_mark(self, step: int) -> int | None:
         """Returns the first step at which the next graph call has to end, or None."""
-        marks = [mark for o in self._observers if (mark := o.next_mark(step)) is not None]
-        return min(marks, default=None)
+        marks = [mark for o in self._with_marks if (mark := o.next_mark(step)) is not None]
+        return min(marks) if marks else None
 
-    @contextlib.contextmanager
-    def around(self, step: int) -> Iterator[bool]:
-        """Enters the contexts of all observers. Yields True if one of them slows the graph call down."""
-        with contextlib.ExitStack() as stack:
-            slowed = [stack.enter_context(o.around(step)) for o in self._observers]
-            yield any(slowed)
+    def around(self, step: int) -> contextlib.AbstractContextManager[bool]:
+        """Returns a context of all observers. It yields True if one of them slows the graph call down."""
+        contexts = [o.around(step) for o in self._with_contexts]
+        contexts = [context for context in contexts if context is not NO_CONTEXT]
+        return _all_of(contexts) if contexts else NO_CONTEXT
 
     def completed(self, loop: CompletedLoop) -> None:
         """Notifies all observers of a graph call."""
-        for observer in self._observers:
+        for observer in self._notified:
             observer.completed(loop)
 
     def sum_over_workers(self, values: Sequence[float], sum_values: Callable[[Any], Any]) -> list[float]:
@@ -86,7 +99,7 @@ class ObserverGroup:
 
     def wants_report(self) -> bool:
         """Returns True if an observer wants a report."""
-        return any(o.wants_report() for o in self._observers)
+        return any(o.wants_report() for o in self._with_reports)
 
     def report(self, step: int, batches: Batches, *, has_more_steps: bool) -> None:
         """Calls `report` of all observers."""

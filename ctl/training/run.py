@@ -163,9 +163,10 @@ class Run:
             step = loop.step
             self._in_pass += loop.steps
             nonfinite = self._must_roll_back_nonfinite(loop)
-            if Action.LOG in loop.due and not nonfinite:
+            due = NO_ACTION if nonfinite else loop.due
+            if due and Action.LOG in due:
                 self._log(step)
-            if Action.END_EPOCH in loop.due and not nonfinite:
+            if due and Action.END_EPOCH in due:
                 self._end_epoch(step)
             self._roll_back_if_requested(loop, nonfinite)
             if loop.end is not None:
@@ -211,6 +212,8 @@ class Run:
         return self._early_end()
 
     def _save_and_evaluate(self, step: int, due: Action) -> None:
+        if not due:
+            return
         evaluation_due = due & _EVALUATION
         if Action.SAVE in due or evaluation_due:
             self.profiler.pause()

@@ -76,8 +76,7 @@ def test_a_run_calls_an_observer_for_each_graph_call(monkeypatch):
 
     def with_another(*arguments, **options):
         group = create(*arguments, **options)
-        group._observers.append(Recording("mine", calls, mark=None))
-        return group
+        return ObserverGroup([*group._observers, Recording("mine", calls, mark=None)])
 
     monkeypatch.setattr("ctl.training.run.create_observers", with_another)
     intervals = every_step(log=ctl.Every(), save=ctl.Every(), steps_per_loop=2)
