@@ -56,6 +56,7 @@ _NAMES = {
     "example_numbers": "ctl.data.arrays",
     "fit": "ctl.keras.fit",
     "from_arrays": "ctl.data.arrays",
+    "from_source": "ctl.data.random_access",
     "predict": "ctl.keras.fit",
     "synchronize_batch_norm": "ctl.keras.batch_norm",
     "make_strategy": "ctl.distribute.strategies",
@@ -72,7 +73,7 @@ __all__ = [  # noqa: RUF022
     "LossSpike", "Manifest", "Matrix", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter",
     "MetricWriter", "NonFiniteError", "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory",
     "PeerLostError", "PrCurve", "ReduceOnPlateau", "RunEnd", "SaveBest", "Stopped", "TensorBoardWriter",
-    "Topology", "Trainer", "UsageError", "evaluate", "example_numbers", "fit", "from_arrays",
+    "Topology", "Trainer", "UsageError", "evaluate", "example_numbers", "fit", "from_arrays", "from_source",
     "make_strategy", "predict", "run", "scale_learning_rate", "shard", "synchronize_batch_norm",
 ]  # fmt: skip
 
@@ -109,6 +110,7 @@ if TYPE_CHECKING:
     from ctl.checkpoints.retention import Keep
     from ctl.config import Config
     from ctl.data.arrays import example_numbers, from_arrays
+    from ctl.data.random_access import from_source
     from ctl.data.sharding import shard
     from ctl.distribute.host_allreduce import HostAllReduce
     from ctl.distribute.strategies import make_strategy

@@ -253,7 +253,7 @@ def test_the_public_names_are_fixed():
         "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory", "PeerLostError",
         "MetricWriter", "ReduceOnPlateau", "RunEnd", "SaveBest", "Stopped", "TensorBoardWriter",
         "Topology", "Trainer", "UsageError", "__version__", "evaluate", "example_numbers", "fit",
-        "from_arrays", "make_strategy", "predict", "run", "scale_learning_rate", "shard",
+        "from_arrays", "from_source", "make_strategy", "predict", "run", "scale_learning_rate", "shard",
         "synchronize_batch_norm",
     ])  # fmt: skip
     for name in ctl.__all__:

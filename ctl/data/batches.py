@@ -4,7 +4,7 @@ Iterators are destroyed in the background, see iterator_release.py.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,8 @@ class Batches:
         batches, because such an iterator must not depend on the number of replicas.
       has_even_shares: True if the shares of all replicas have the same static shape.
       passes: Passes that follow if the data have an unknown length. None: no pass follows.
+      iterator_state: Function (number of consumed examples) -> JSON object to save, with which the source
+        continues there, or None.
       windows: Row numbers for a compiled loop that gathers rows itself; `iterator` yields row numbers.
     """
 
@@ -70,6 +72,7 @@ class Batches:
     share_of: Callable[[Any], Share] = Share
     has_even_shares: bool = False
     passes: Passes | None = None
+    iterator_state: Callable[[int], Mapping[str, Any] | None] = lambda examples: None
     windows: RowWindows | None = None
 
     def __post_init__(self) -> None:

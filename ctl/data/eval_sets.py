@@ -4,9 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import tensorflow as tf
-from ctl.data import input_errors
-from ctl.data.arrays import ArrayData
+from ctl.data import input_errors, sources
 from ctl.errors import UsageError
 
 UNNAMED = ""  # name of the only set of an `eval_data` that returns no dictionary of sets
@@ -34,7 +32,7 @@ def split_sets(eval_data: Callable[[int], Any], global_batch_size: int) -> dict[
         raise UsageError(
             "eval_data returned an empty dictionary; expected data, or a dataset for each set."
         )
-    is_dataset = {name: isinstance(part, (tf.data.Dataset, ArrayData)) for name, part in data.items()}
+    is_dataset = {name: sources.is_dataset(part) for name, part in data.items()}
     if not any(is_dataset.values()):
         return {UNNAMED: lambda _: data}
     if not all(is_dataset.values()):

@@ -16,6 +16,7 @@ _FUNCTION_ERROR = re.compile(
     r"Error in user-defined function passed to (\w+)Dataset\S* .*?Iterator::\S+: (.*)"
 )
 _PYTHON_ERROR = re.compile(r"\w+(Error|Exception)\b")
+_OWN_ERROR = re.compile(r"^ctl\.errors\.\w+: ")
 _NO_MATCH = re.compile(r"No files matched pattern: ([^'\"]*)")
 _CORRUPT = re.compile(r"(corrupted|truncated) record at (\d+)")
 
@@ -54,7 +55,7 @@ def explain_input_error(error: BaseException, method: str) -> UsageError | None:
     )
     if not isinstance(error, error_types) or not _INPUT_ERROR.search(error.message):
         return None
-    text = error_report.core(error.message)
+    text = _OWN_ERROR.sub("", error_report.core(error.message))
     corrupt = _CORRUPT.search(text)
     if corrupt:
         return UsageError(

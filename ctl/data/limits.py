@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from ctl.data import pipeline
-from ctl.data.arrays import ArrayData, ExampleNumbers
+from ctl.data import sources
+from ctl.data.arrays import ExampleNumbers
+from ctl.data.indexed import IndexedData
 
 
 def limit_batches(
@@ -27,8 +28,8 @@ def limit_batches(
     """
 
     def make_limited_data(batch_size: int) -> Any:
-        source = pipeline.as_source(make_data(batch_size), name, batch_size, shuffle=False)
-        if isinstance(source, ArrayData):
+        source = sources.as_dataset(make_data(batch_size), name, batch_size, shuffle=False)
+        if isinstance(source, IndexedData):
             return source.first_examples(num_batches * source.batch_size)
         if isinstance(source, ExampleNumbers):
             numbers = tf.data.Dataset.range(num_batches * source.batch_size)

@@ -33,24 +33,27 @@ def num_passes(epochs: float | None) -> int:
 
 def open_passes(
     source: tf.data.Dataset,
-    open_at: Callable[[Any, int], Batches],
+    open_at: Callable[[Any, int, int], Batches],
     *,
     number: int,
     skipped: int,
     batches_per_pass: int | None,
+    must_count: bool = True,
 ) -> Batches:
     """Opens several passes over a source of unknown length.
 
     Args:
       source: Dataset of batches.
-      open_at: Function (dataset, number of batches to skip) -> Batches.
+      open_at: Function (dataset, number of batches before it, number of batches to skip) -> Batches.
       number: Number of passes.
       skipped: Number of batches to skip, from the start of the first pass.
       batches_per_pass: Number of batches, if an earlier run has counted them, or COUNT_AGAIN. None:
         unknown.
+      must_count: True to read the first pass again if the position is after it, so that shuffles have the
+        orders of the later passes.
     """
     starts_later = batches_per_pass is not None and skipped >= batches_per_pass and number > 1
-    if starts_later or batches_per_pass == COUNT_AGAIN:
+    if (starts_later and must_count) or batches_per_pass == COUNT_AGAIN:
         batches_per_pass = count_batches(source)  # shuffles continue as if this run had read that pass
     if batches_per_pass is not None and skipped >= batches_per_pass and number > 1:
         return _open_later_passes(source, open_at, number, skipped - batches_per_pass, batches_per_pass)
@@ -61,7 +64,7 @@ def open_passes(
             return dataclasses.replace(first, steps_per_epoch=length, passes=None)
         return _open_later_passes(source, open_at, number, 0, length)
 
-    first = open_at(source, skipped)
+    first = open_at(source, 0, skipped)
     remaining_steps = None if batches_per_pass is None else max(0, batches_per_pass * number - skipped)
     return dataclasses.replace(
         first,
@@ -77,6 +80,6 @@ def count_batches(source: tf.data.Dataset) -> int:
 
 def _open_later_passes(source: Any, open_at: Callable, number: int, skipped: int, length: int) -> Batches:
     """Opens all passes after the first one. A pass shorter than `length` batches ends the data earlier."""
-    batches = open_at(source.repeat(number - 1), skipped)
+    batches = open_at(source.repeat(number - 1), length, skipped)
     remaining_steps = max(0, length * (number - 1) - skipped)
     return dataclasses.replace(batches, steps=remaining_steps, steps_per_epoch=length)

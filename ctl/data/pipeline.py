@@ -5,20 +5,20 @@ Every worker builds the same pipeline of global batches and keeps its rows of ea
 in each step, a short batch is spread evenly, and the global batches equal those of one device. With
 `shard(dataset, "file")` or "off", TensorFlow's auto-sharding distributes the dataset instead.
 
-The position is the number of consumed examples. `arrays.ArrayData` starts there at once. Any other dataset
-is rebuilt from its seed, and its first batches are skipped.
+The position is the number of consumed examples. `indexed.IndexedData` starts there at once. Any other
+dataset is rebuilt from its seed, and its first batches are skipped. For
+batches that Python code reads, python_batches.py defines the position.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from ctl.data import dataset_checks, input_errors, passes, resume_position, row_windows, sharding
-from ctl.data.arrays import ArrayData, ExampleNumbers, from_arrays
+from ctl.data import dataset_checks, input_errors, passes, resume_position, row_windows, sharding, sources
+from ctl.data.arrays import ExampleNumbers
 from ctl.data.batches import (
     Batches,
     ShareExtractor,
@@ -27,12 +27,12 @@ from ctl.data.batches import (
     from_replica_batches,
     prefetched,
 )
+from ctl.data.indexed import IndexedData
+from ctl.data.python_batches import PythonBatches
+from ctl.data.row_checks import joined, rows_checked
 from ctl.distribute.row_partition import Share, may_be_empty, num_rows, share
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
-
-TOO_MANY_ROWS = "a batch of train_data has more rows than global_batch_size"
-UNEQUAL_ROWS = "the components of a batch have unequal numbers of rows"
 
 
 def open_train_data(
@@ -50,6 +50,7 @@ def open_train_data(
     batches_per_pass: int | None = None,
     rows_may_vary: bool = False,
     indexed: bool = False,
+    iterator_state: Mapping[str, Any] | None = None,
 ) -> Batches:
     """Opens `train_data` at a position.
 
@@ -70,6 +71,7 @@ def open_train_data(
         `passes.COUNT_AGAIN`. None: unknown.
       rows_may_vary: True to allow batches of any size on one replica.
       indexed: True if a compiled loop gathers the rows of arrays itself.
+      iterator_state: A value of `Batches.iterator_state` at this position, or None.
 
     Raises:
       UsageError: The data are not batches of `global_batch_size`, or do not fit the other arguments.
@@ -78,10 +80,19 @@ def open_train_data(
     dataset_checks.check_batch_size(global_batch_size, topology, is_divisible=not is_resumed)
     tf.random.set_seed(seed)
     with input_errors.explain_missing_files("train_data"):
-        source = as_source(train_data(global_batch_size), "train_data", global_batch_size, shuffle=True)
+        source = sources.as_source(
+            train_data(global_batch_size),
+            "train_data",
+            global_batch_size,
+            shuffle=True,
+            seed=seed,
+            make_again=lambda: train_data(global_batch_size),
+        )
+    python = source if isinstance(source, PythonBatches) else None
+    source = source if python is None else python.dataset
     _check_sharing(source, global_batch_size, topology, mode)
-    if isinstance(source, ArrayData):
-        return _open_arrays(source, strategy, topology, seed, start_examples, epochs, indexed)
+    if isinstance(source, IndexedData):
+        return _open_indexed(source, strategy, topology, seed, start_examples, epochs, indexed)
     if indexed:
         name = "only numbers" if isinstance(source, ExampleNumbers) else "a tf.data.Dataset"
         row_windows.raise_not_in_memory(name)
@@ -90,95 +101,131 @@ def open_train_data(
     rows_may_vary &= topology.num_replicas == 1
     expected_rows = None if rows_may_vary else global_batch_size
     dataset_checks.check_dataset(source, "train_data", expected_rows, topology)
+    saves_own_state = python is not None and python.mode == "iterator"
+    position = None if saves_own_state else position
     source = resume_position.checked_dataset(
         source,
         has_iterator=position is not None,
         is_chief=topology.is_chief,
         resumable=resumable,
-        mode=mode,
+        mode="auto" if saves_own_state else mode,
+        starts_anywhere=python is not None and python.mode != "skip",
     )
-    job = source, strategy, topology, global_batch_size
-    return _open_dataset(*job, start_examples, epochs, position, batches_per_pass, rows_may_vary)
+    job = _Job(strategy, topology, global_batch_size, rows_may_vary, python, iterator_state, mode)
+    return _open_dataset(source, job, start_examples, epochs, position, batches_per_pass)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """Arguments that all parts of a dataset have in common.
+
+    Attributes:
+      strategy, topology, global_batch_size, rows_may_vary, mode: See `open_train_data`.
+      python: Source of the dataset if Python code reads the batches, or None.
+      iterator_state: Saved state for `python`, or None.
+    """
+
+    strategy: Any
+    topology: Topology
+    global_batch_size: int
+    rows_may_vary: bool
+    python: PythonBatches | None
+    iterator_state: Mapping[str, Any] | None
+    mode: str
+
+    def start_python(self, before: int, skipped: int) -> bool:
+        """Calls `PythonBatches.start_at`. Returns False without Python code or with mode "skip"."""
+        if self.python is None or self.mode == "skip":
+            return False
+        saved = self.iterator_state or {}
+        is_same = saved.get("batches") == before + skipped
+        return self.python.start_at(before, skipped, saved.get("state") if is_same else None)
+
+    def save_python(self, examples: int) -> Mapping[str, Any] | None:
+        """Returns the value to save after `examples` consumed examples, or None."""
+        batches = examples // self.global_batch_size
+        state = None if self.python is None else self.python.state_at(batches)
+        return None if state is None else {"batches": batches, "state": state}
 
 
 def _open_dataset(
     source: tf.data.Dataset,
-    strategy: Any,
-    topology: Topology,
-    global_batch_size: int,
+    job: _Job,
     start_examples: int,
     epochs: float | None,
     position: resume_position.SavedIterator | None,
     batches_per_pass: int | None,
-    rows_may_vary: bool,
 ) -> Batches:
-    count = dataset_checks.cardinality(source)
+    count = dataset_checks.cardinality(source) if job.python is None else job.python.num_batches
     is_endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
     if epochs is not None and is_endless:
         raise UsageError(
             f"epochs is {epochs}, but train_data is endless. Give steps (--train_steps) instead, or "
             "return a finite dataset without repeat()."
         )
-    skipped = start_examples // global_batch_size
+    skipped = start_examples // job.global_batch_size
     if count is None and not is_endless:
         number = passes.num_passes(epochs)
         if position is None:
             return passes.open_passes(
                 source,
-                lambda part, skip: _open_part(
-                    part, strategy, topology, global_batch_size, skip, None, None, rows_may_vary
-                ),
+                lambda part, before, skip: _open_part(part, job, before, skip, None, None),
                 number=number,
                 skipped=skipped,
                 batches_per_pass=batches_per_pass,
+                must_count=job.iterator_state is None,
             )
         source = source.repeat(number)
-    steps, description = count, dataset_checks.describe_dataset(source, count, global_batch_size)
+    steps, description = count, dataset_checks.describe_dataset(source, count, job.global_batch_size)
     if epochs is not None and count is not None:
         steps = math.ceil(epochs * count)
         # a saved iterator contains the number of repetitions, so a longer run must use the same number
         source = source.repeat(math.ceil(epochs) if position is None else resume_position.MOST_PASSES)
-    job = source, strategy, topology, global_batch_size
-    batches = _open_part(*job, skipped, steps, position, rows_may_vary)
+    batches = _open_part(source, job, 0, skipped, steps, position)
     return dataclasses.replace(batches, steps_per_epoch=count, description=description)
 
 
 def _open_part(
     source: tf.data.Dataset,
-    strategy: Any,
-    topology: Topology,
-    global_batch_size: int,
+    job: _Job,
+    before: int,
     skipped: int,
     steps: int | None,
     position: resume_position.SavedIterator | None,
-    rows_may_vary: bool,
 ) -> Batches:
-    """Opens a dataset that ends after `steps` steps from its start. None: endless, or of unknown length."""
+    """Opens a dataset that ends after `steps` steps from its start. None: endless, or of unknown length.
+
+    Before its start are `before` batches of earlier passes.
+    """
+    topology, strategy = job.topology, job.strategy
     is_endless = source.cardinality() == tf.data.INFINITE_CARDINALITY
-    max_rows = None if rows_may_vary else global_batch_size
+    max_rows = None if job.rows_may_vary else job.global_batch_size
     dataset = rows_checked(source, max_rows, num_replicas=topology.num_replicas)
     is_sharded_by_tensorflow = sharding.is_by_tensorflow(source, topology)
     if steps is not None:
         steps = max(0, steps - skipped)
     if position is None:
-        iterator = _iterator(dataset, strategy, topology, skipped)
+        starts_itself = job.start_python(before, skipped)
+        iterator = _iterator(dataset, strategy, topology, 0 if starts_itself else skipped)
     else:
         if not position.variable.numpy():
             dataset = dataset.skip(skipped)
         iterator = iter(prefetched(dataset))
         position.attach(iterator)
+    mode = "skip" if job.python is None or job.mode == "skip" else job.python.mode
     return Batches(
         iterator=iterator,
         steps=None if is_sharded_by_tensorflow else steps,
         has_unknown_end=not is_endless and (steps is None or is_sharded_by_tensorflow),
         steps_per_epoch=None,
-        mode="skip" if position is None else "iterator",
+        mode=mode if position is None else "iterator",
         description=dataset_checks.describe_dataset(
-            source, dataset_checks.cardinality(source), global_batch_size
+            source, dataset_checks.cardinality(source), job.global_batch_size
         ),
         share_of=_share_of(source, topology) if position is None else _share_extractor(source, topology),
         has_even_shares=_has_even_shares(source, topology),
         is_per_worker=sharding.is_per_worker(source),
+        iterator_state=job.save_python,
     )
 
 
@@ -208,9 +255,9 @@ def open_eval_data(
       UsageError: The data are not batches, or are endless.
     """
     with input_errors.explain_missing_files(name):
-        source = as_source(eval_data(global_batch_size), name, global_batch_size, shuffle=False)
-    if isinstance(source, ArrayData):
-        return _open_arrays(source.in_order(), strategy, topology, 0, 0, 1, False)
+        source = sources.as_dataset(eval_data(global_batch_size), name, global_batch_size, shuffle=False)
+    if isinstance(source, IndexedData):
+        return _open_indexed(source.in_order(), strategy, topology, 0, 0, 1, False)
     dataset_checks.check_dataset(source, name, None, None if is_checked else topology)
     if source.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
@@ -244,12 +291,14 @@ def _open_numbers(data: ExampleNumbers, strategy: Any, topology: Topology, start
     )
 
 
-def _open_arrays(
-    data: ArrayData, strategy: Any, topology: Topology, seed: Any, start: Any, epochs: Any, indexed: bool
+def _open_indexed(
+    data: IndexedData, strategy: Any, topology: Topology, seed: Any, start: Any, epochs: Any, indexed: bool
 ) -> Batches:
     total = None if epochs is None else data.num_examples_in(epochs)
     windows = None
     if indexed:
+        if data.rows.tensors() is None:
+            row_windows.raise_not_in_memory("ragged or sparse arrays" if data.is_in_memory else "a source")
         windows = data.windows(seed=seed, start=start, total=total, device=device_of(strategy))
 
     def replica_batches(first_replica: int, count: int) -> Any:
@@ -261,14 +310,13 @@ def _open_arrays(
             num_replicas=topology.num_replicas,
         )
 
-    order = "shuffled" if data.shuffle else "in order"
     return Batches(
         iterator=windows.iterator if windows else from_replica_batches(replica_batches, strategy, topology),
         steps=None if total is None else max(0, math.ceil((total - start) / data.batch_size)),
         has_unknown_end=False,
         steps_per_epoch=data.steps_per_epoch,
         mode="indexed",
-        description=f"{data.num_examples:,} examples in memory, {order}",
+        description=data.describe(),
         examples=total,
         share_of=counted_share if data.has_counted_shares(start, total, topology.num_replicas) else Share,
         has_even_shares=data.batch_size % topology.num_replicas == 0,
@@ -278,7 +326,7 @@ def _open_arrays(
 
 def _check_sharing(source: Any, global_batch_size: int, topology: Topology, mode: str) -> None:
     """Raises UsageError if the replicas cannot share the source, or the position cannot be saved."""
-    in_memory = isinstance(source, (ArrayData, ExampleNumbers))
+    in_memory = isinstance(source, (IndexedData, ExampleNumbers))
     is_per_worker = not in_memory and sharding.is_by_tensorflow(source, topology)
     is_divisible = is_per_worker or isinstance(source, ExampleNumbers)
     dataset_checks.check_batch_size(global_batch_size, topology, is_divisible)
@@ -294,7 +342,7 @@ def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0)
     is_counted = _has_counted_shares(dataset, topology)
 
     def element(batch: tuple, replica: int) -> Any:
-        part = share(_joined(batch), replica, topology.num_replicas, counted=is_counted)
+        part = share(joined(batch), replica, topology.num_replicas, counted=is_counted)
         return tuple(part) if is_counted else part.rows
 
     def replica_batches(first_replica: int, count: int) -> Any:
@@ -323,68 +371,6 @@ def _share_of(source: tf.data.Dataset, topology: Topology) -> Callable[[Any], Sh
 def _share_extractor(source: tf.data.Dataset, topology: Topology) -> Callable[[Any], Share]:
     num_local, is_counted = topology.num_local_replicas, _has_counted_shares(source, topology)
     return ShareExtractor(topology.worker_index * num_local, num_local, topology.num_replicas, is_counted)
-
-
-def _joined(components: tuple) -> Any:
-    """Returns a batch that `Dataset.map` has spread over arguments."""
-    return components[0] if len(components) == 1 else components
-
-
-def as_source(source: Any, name: str, batch_size: int, shuffle: bool) -> Any:
-    """Converts the return value of the user's method `name`: arrays to `ArrayData`. Raises UsageError."""
-    if isinstance(source, (tf.data.Dataset, ArrayData, ExampleNumbers)):
-        return source
-    if source is None:
-        raise UsageError(
-            f"{name} returned None; expected a tf.data.Dataset of batches, ctl.from_arrays(...), or "
-            "arrays. Is there a `return`?"
-        )
-    if all(isinstance(a, (np.ndarray, tf.Tensor)) for a in tf.nest.flatten(source)):
-        return from_arrays(source, batch_size, shuffle=shuffle)
-    raise UsageError(
-        f"{name} returned a {type(source).__name__}; expected a tf.data.Dataset of batches, "
-        "ctl.from_arrays(...), or NumPy arrays (also in a tuple or dictionary). For a generator "
-        "write tf.data.Dataset.from_generator(...)."
-    )
-
-
-def rows_checked(
-    dataset: tf.data.Dataset, max_rows: int | None, *, num_replicas: int = 1
-) -> tf.data.Dataset:
-    """Returns the dataset with checks of rows that are not static. They raise when a batch is read.
-
-    On several replicas, which each get some rows of every component, all components must have the same
-    number of rows.
-
-    Args:
-      dataset: Dataset of batches.
-      max_rows: Maximum number of rows of a batch. None: any number.
-      num_replicas: Number of replicas that share a batch.
-    """
-    components = tf.nest.flatten(dataset.element_spec)
-    static = [num_rows(spec) for spec in components]
-    should_check_max = max_rows is not None and not isinstance(static[0], int)
-    should_check_equal = num_replicas > 1 and (None in static or len(set(static)) > 1)
-    if not should_check_max and not should_check_equal:
-        return dataset
-
-    @tf.autograph.experimental.do_not_convert
-    def check(*batch: Any) -> Any:
-        counts = [tf.cast(num_rows(part), tf.int64) for part in tf.nest.flatten(_joined(batch))]
-        checks = []
-        if should_check_equal and len(counts) > 1:
-            message = f"{UNEQUAL_ROWS} ({dataset_checks.describe_element(dataset.element_spec)})"
-            checks.append(tf.debugging.assert_equal(tf.stack(counts[1:]), counts[0], message))
-        with tf.control_dependencies(checks):
-            limit = tf.constant(max_rows or 0, tf.int64)
-        if should_check_max:
-            message = f"{TOO_MANY_ROWS} {max_rows}"
-            checks.append(tf.debugging.assert_less_equal(counts[0], limit, message))
-        with tf.control_dependencies(checks):
-            return tf.nest.map_structure(tf.identity, _joined(batch), expand_composites=True)
-
-    options = dataset.options()
-    return dataset.map(check).with_options(options)
 
 
 def _has_counted_shares(dataset: Any, topology: Topology) -> bool:

@@ -71,6 +71,7 @@ def checked_dataset(
     is_chief: bool,
     resumable: bool = True,
     mode: str = "auto",
+    starts_anywhere: bool = False,
 ) -> tf.data.Dataset:
     """Logs the obstacles to an exact resume, and makes parallel random functions sequential.
 
@@ -80,6 +81,7 @@ def checked_dataset(
       is_chief: True if this process logs.
       resumable: True if the run has checkpoints. False: the obstacles are not logged.
       mode: Value of `data_position`.
+      starts_anywhere: True if Python code reads the batches and reaches any position itself.
 
     Returns:
       The dataset, with sequential calls of functions that have a state.
@@ -94,7 +96,7 @@ def checked_dataset(
             "repeat its order. Leave data_position out: a resumed run then skips as many batches as were "
             "consumed, with a warning; or read the files in train_data without the service."
         )
-    reasons = _obstacles(dataset, traits, resumable)
+    reasons = [] if starts_anywhere else _obstacles(dataset, traits, resumable)
     if has_iterator and any("Python" in r or "random" in r for r in reasons):
         raise UsageError(
             f"train_data cannot save its iterator: {'; '.join(reasons)}. Write data_position = 'skip', or "

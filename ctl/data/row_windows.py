@@ -1,8 +1,8 @@
 """Row numbers of the next batches, for compiled loops that gather rows on the device.
 
-`ArrayData` defines the example at each position of its endless sequence. Here a thread of tf.data converts
-ranges of positions to windows: tensors of row numbers. A window contains complete batches, because it ends
-with the rows of the last batch that starts in it.
+`IndexedData` defines the example at each position of its endless sequence. Here a thread of tf.data
+converts ranges of positions to windows: tensors of row numbers. A window contains complete batches, because
+it ends with the rows of the last batch that starts in it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ class Segment:
 
 
 class RowWindows:
-    """Iteration over segments of the sequence of examples. Created by `ArrayData.windows`.
+    """Iteration over segments of the sequence of examples. Created by `IndexedData.windows`.
 
     Args:
       arrays: The examples, nested tensors `[n, ...]`.

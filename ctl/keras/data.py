@@ -10,22 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 from ctl.callbacks.schedule import Every
-from ctl.data import dataset_checks
-from ctl.data.arrays import ArrayData, from_arrays
+from ctl.data import dataset_checks, python_batches, sources
+from ctl.data.array_like import as_arrays, is_array_like
+from ctl.data.arrays import from_arrays
+from ctl.data.grain_batches import is_grain_map_dataset
+from ctl.data.indexed import IndexedData
+from ctl.data.python_batches import Generated, example_batch, generated_batches, is_generator, is_py_dataset
 from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
-from ctl.keras import python_batches
-from ctl.keras.python_batches import (
-    Generated,
-    example_batch,
-    generated_batches,
-    is_generator,
-    is_py_dataset,
-)
 from ctl.tensorflow_patches.dataset_attributes import batch_size_setting, pipeline_parts
 
 _log = logging.getLogger("ctl")
-_EXPECTED = "arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, or a generator"
+_EXPECTED = "arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, a Grain dataset, or a generator"
+_ENDLESS = 2**53  # more batches than this: a dataset that repeats itself without end
 
 
 class Epochs(NamedTuple):
@@ -119,17 +116,16 @@ def training_source(
 
 def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
     """Returns batches or a tuple of arrays, and the arrays of the validation split or None."""
-    if isinstance(x, tf.data.Dataset) or is_py_dataset(x) or is_generator(x):
+    if sources.is_dataset(x) or is_grain_map_dataset(x):
         if y is not None or weight is not None or split:
             raise UsageError(
                 f"x is a {_called(x)}, which has targets and weights itself; y, sample_weight and "
                 "validation_split go with arrays."
             )
-        return (generated_batches(x) if is_generator(x) else x), None
-    x, y, weight = (tf.nest.map_structure(_as_text, part) for part in (x, y, weight))
-    if x is None or not all(hasattr(a, "shape") for a in tf.nest.flatten(x)):
+        return (generated_batches(x) if is_generator(x) else _readable(x, "x")), None
+    if x is None or not all(map(is_array_like, tf.nest.flatten(x))):
         raise UsageError(f"x is a {type(x).__name__}; expected {_EXPECTED}.{_hint(x)}")
-    arrays = tuple(a for a in (x, y, weight) if a is not None)
+    arrays = tuple(as_arrays(part) for part in (x, y, weight) if part is not None)
     if not split:
         return arrays, None
     if not 0 < split < 1:
@@ -148,6 +144,18 @@ def single_pass(x: Any, y: Any, weight: Any, batch_size: int | None, steps: int 
     return source._replace(data=validation_source(source.data, source.batch_size, steps))
 
 
+def _readable(data: Any, name: str) -> Any:
+    """Returns a Grain pipeline or a PyTorch DataLoader as a dataset. Other data do not change."""
+    if is_grain_map_dataset(data):
+        count, data = len(data), data.to_iter_dataset()
+        count = count if count < _ENDLESS else tf.data.INFINITE_CARDINALITY
+        dataset = sources.as_source(data, name, 0, shuffle=False).dataset
+        return dataset.apply(tf.data.experimental.assert_cardinality(count))
+    if sources.is_iterable_of_batches(data):
+        return sources.as_source(data, name, 0, shuffle=False).dataset
+    return data
+
+
 def _called(x: Any) -> str:
     return "dataset" if isinstance(x, tf.data.Dataset) else type(x).__name__
 
@@ -158,15 +166,6 @@ def _hint(x: Any) -> str:
     if hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, (list, tuple, dict, str)):
         return " A sequence of batches has to be a subclass of keras.utils.PyDataset."
     return ""
-
-
-def _as_text(array: Any) -> Any:
-    """Converts an array of Python strings, as from pandas, to a bytes dtype. Other arrays do not change."""
-    is_of_objects = isinstance(array, np.ndarray) and array.dtype == object and array.size
-    if not is_of_objects or not all(isinstance(text, (str, bytes)) for text in array.flat):
-        return array
-    encoded = [text.encode() if isinstance(text, str) else text for text in array.flat]
-    return np.array(encoded).reshape(array.shape)
 
 
 def _cut(arrays: Any, low: int, high: int) -> Any:
@@ -292,7 +291,7 @@ def validation_source(data: Any, batch_size: int, steps: int | None) -> Any:
       batch_size: Number of examples per global batch, for arrays.
       steps: Number of batches, or None for all. A generator requires it.
     """
-    if data is None or isinstance(data, ArrayData):
+    if data is None or isinstance(data, IndexedData):
         return data
     if is_generator(data):
         if steps is None:
@@ -303,10 +302,11 @@ def validation_source(data: Any, batch_size: int, steps: int | None) -> Any:
         return python_batches.read_first(data, positive("validation_steps", steps))
     if is_py_dataset(data):
         return python_batches.validation_batches(data, steps)
+    data = _readable(data, "the validation data")
     if isinstance(data, tf.data.Dataset):
         return data if steps is None else data.take(steps)
     arrays = tuple(a for a in data if a is not None) if isinstance(data, (tuple, list)) else (data,)
-    arrays = tf.nest.map_structure(_as_text, arrays)
+    arrays = as_arrays(arrays)
     if steps is not None:
         arrays = _cut(arrays, 0, steps * batch_size)
     return from_arrays(arrays, batch_size, shuffle=False)

@@ -3,9 +3,9 @@
 from typing import Any
 
 import tensorflow as tf
+from ctl.data.python_batches import example_batch
 from ctl.distribute.keras_objects import is_keras3
 from ctl.errors import UsageError
-from ctl.keras.python_batches import example_batch
 from ctl.step.randomness import GeneratorStates
 from ctl.trainer import Trainer
 
@@ -43,7 +43,7 @@ class KerasPredictor(Trainer):
         """Creates the variables of an unbuilt model, as replicas cannot create variables."""
         if self._given.built:
             return
-        batch = example_batch(data) if isinstance(data, tf.data.Dataset) else data.first_rows(1)
+        batch = example_batch(data) if isinstance(data, tf.data.Dataset) else data.read_first(1)
         if batch is not None:
             inputs = batch[0] if isinstance(batch, tuple) else batch
             with self.strategy.scope():

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
-from ctl.data.arrays import ArrayData, from_arrays
+from ctl.data.arrays import from_arrays
+from ctl.data.indexed import IndexedData
+from ctl.data.python_batches import example_batch
 from ctl.distribute.keras_objects import is_keras3, layers_of
 from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
@@ -22,7 +24,6 @@ from ctl.keras import own_steps, several_replicas
 from ctl.keras.batch_norm import synchronize_batch_norm
 from ctl.keras.own_steps import ReplicaMeans, has_own
 from ctl.keras.part_values import undivided_call
-from ctl.keras.python_batches import example_batch
 from ctl.keras.step_logs import StepLogs
 from ctl.step.gradient_settings import Gradients
 from ctl.step.keras_losses import GlobalMeans, undivided_means
@@ -299,8 +300,8 @@ class KerasTrainer(Trainer):
             if batch is None:
                 raise UsageError("the training data is empty; expected at least one batch.")
             return batch
-        arrays = source if isinstance(source, ArrayData) else from_arrays(source, rows, shuffle=False)
-        return arrays.first_rows(rows)
+        arrays = source if isinstance(source, IndexedData) else from_arrays(source, rows, shuffle=False)
+        return arrays.read_first(rows)
 
 
 def check_model(model: Any, *, trains: bool = True) -> None:

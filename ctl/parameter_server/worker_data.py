@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from ctl.data import dataset_checks, dataset_traits, input_errors, passes, pipeline
-from ctl.data.arrays import ArrayData, ExampleNumbers
+from ctl.data import dataset_checks, dataset_traits, input_errors, passes, sources
+from ctl.data.arrays import ExampleNumbers
 from ctl.data.batches import Batches, prefetched
+from ctl.data.indexed import IndexedData
+from ctl.data.row_checks import rows_checked
 from ctl.distribute import parameter_servers
 from ctl.errors import UsageError
 
@@ -45,16 +47,18 @@ def open_train_per_worker(
     """
     tf.random.set_seed(seed)
     with input_errors.explain_missing_files("train_data"):
-        source = pipeline.as_source(
+        source = sources.as_dataset(
             train_data(global_batch_size), "train_data", global_batch_size, shuffle=True
         )
     num_workers = parameter_servers.num_workers(strategy)
     skipped = start_examples // global_batch_size
     per_epoch: float | None
-    if isinstance(source, ArrayData):
+    if isinstance(source, IndexedData):
+        if not source.is_in_memory:
+            raise UsageError(_unsendable_message("it reads a source with Python code (ctl.from_source)"))
         per_epoch = source.steps_per_epoch
         open_share, mode = _share_of_arrays(source, num_workers, seed, start_examples), "indexed"
-        description = f"{source.num_examples:,} examples in memory"
+        description = source.describe()
     elif isinstance(source, ExampleNumbers):
         per_epoch, mode = None, "indexed"
         open_share = _share_of_numbers(source, num_workers, start_examples)
@@ -93,7 +97,7 @@ def _count_batches(source: Any, epochs: float | None) -> int:
     return passes.count_batches(source)
 
 
-def _share_of_arrays(source: ArrayData, num_workers: int, seed: int, start: int) -> Callable:
+def _share_of_arrays(source: IndexedData, num_workers: int, seed: int, start: int) -> Callable:
     def open_share() -> Any:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         batches = source.replica_batches(
@@ -126,7 +130,7 @@ def _share_of_dataset(source: tf.data.Dataset, num_workers: int, skipped: int, s
             "train_data is sharded by 'file', which parameter servers do not support, because workers run "
             "at their own speed. Leave ctl.shard out; each worker then reads its own batches."
         )
-    repeated = pipeline.rows_checked(source, size).repeat()
+    repeated = rows_checked(source, size).repeat()
     repeated = repeated.skip(skipped) if skipped else repeated
     graph = _serialize(repeated)
     spec, is_shared = repeated.element_spec, policy != policies.OFF

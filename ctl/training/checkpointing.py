@@ -178,7 +178,10 @@ class Checkpointing:
         if batches is not None:
             self.advance(step, batches)
             self.progress = replace(
-                self.progress, data_position_mode=batches.mode, data_description=batches.description
+                self.progress,
+                data_position_mode=batches.mode,
+                data_description=batches.description,
+                iterator_state=batches.iterator_state(self.progress.examples),
             )
             if self.position is not None:
                 self.position.capture()

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.collectives.failures import FAILURE_MARK
-from ctl.data import input_errors, pipeline
+from ctl.data import input_errors
+from ctl.data.row_checks import TOO_MANY_ROWS, UNEQUAL_ROWS
 from ctl.distribute.communication import PEER_ERRORS
 from ctl.distribute.topology import Topology
 from ctl.distribute.world import World
@@ -76,14 +77,14 @@ def explained(
 
 def _explain_rows(text: str, batch_size: int, topology: Topology) -> str:
     """Returns the explanation of an invalid number of rows in a batch, or an empty string."""
-    if pipeline.TOO_MANY_ROWS in text:
+    if TOO_MANY_ROWS in text:
         return (
-            f"{pipeline.TOO_MANY_ROWS}, {batch_size}. Write dataset.batch(batch_size) with the batch_size "
+            f"{TOO_MANY_ROWS}, {batch_size}. Write dataset.batch(batch_size) with the batch_size "
             "that train_data is given."
         )
-    if pipeline.UNEQUAL_ROWS in text:
+    if UNEQUAL_ROWS in text:
         return (
-            f"{text[text.index(pipeline.UNEQUAL_ROWS) :].partition(']')[0]}, and each of "
+            f"{text[text.index(UNEQUAL_ROWS) :].partition(']')[0]}, and each of "
             f"{topology.num_replicas} replicas gets its share of the rows of every component. Give all "
             "components one row per example, or train on one device."
         )

@@ -104,6 +104,7 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
         batches_per_pass=progress.pass_batches,
         rows_may_vary=prepared.task.rows_may_vary,
         indexed=is_compiled,
+        iterator_state=progress.iterator_state,
         **arguments,
     )
 

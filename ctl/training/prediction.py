@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.data import dataset_checks, pipeline
-from ctl.data.arrays import ArrayData
+from ctl.data import dataset_checks, sources
+from ctl.data.indexed import IndexedData
 from ctl.distribute.row_partition import share
 from ctl.distribute.world import World
 from ctl.errors import UsageError
@@ -18,8 +18,8 @@ def run_prediction(prepared: PreparedTrainer, model: Any, data: Any) -> Any:
         raise UsageError(
             f"predict() calls self.model, which is {model!r}. Set it in build(), or write predict(self)."
         )
-    source = pipeline.as_source(data, "predict's data", prepared.config.global_batch_size, shuffle=False)
-    if isinstance(source, ArrayData):
+    source = sources.as_dataset(data, "predict's data", prepared.config.global_batch_size, shuffle=False)
+    if isinstance(source, IndexedData):
         ordered, total = source.in_order(), source.num_examples
         source = ordered.replica_batches(seed=0, start=0, total=total, replicas=range(1), num_replicas=1)
     elif isinstance(source, tf.data.Dataset):

@@ -21,6 +21,7 @@ class Progress:
       pass_batches: Number of batches of a pass over data of unknown length. None until a pass has ended.
       data_position_mode: Method that finds the position in the data again: "indexed", "iterator" or "skip".
       data_description: Description of the data, or None.
+      iterator_state: Value of `Batches.iterator_state` at this step, or None.
       metrics: Metrics evaluated at this step.
       loop_state: State of the loop and of callbacks.
     """
@@ -30,6 +31,7 @@ class Progress:
     pass_batches: int | None = None
     data_position_mode: str = "indexed"
     data_description: str | None = None
+    iterator_state: Mapping[str, Any] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     loop_state: Mapping[str, Any] = field(default_factory=dict)
 
@@ -56,6 +58,7 @@ class Progress:
             pass_batches,
             data.get("mode", "indexed"),
             data.get("source"),
+            data.get("iterator"),
             manifest.metrics,
             manifest.state,
         )
@@ -84,6 +87,7 @@ class Progress:
                 "source": self.data_description,
                 "one_pass": True,  # `source` describes the data before they are repeated for epochs
                 **({"pass_batches": self.pass_batches} if self.pass_batches else {}),
+                **({"iterator": self.iterator_state} if self.iterator_state else {}),
             },
             metrics=self.metrics,
             state=self.loop_state,

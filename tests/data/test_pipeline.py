@@ -107,7 +107,8 @@ REFUSED = {
     "another batch size": (
         UNBATCHED.batch(4, drop_remainder=True), "4 rows at a time; expected global batches of 8"),
     "none": (lambda batch_size: None, "returned None.*return"),
-    "a generator": (lambda batch_size: (i for i in range(3)), "returned a generator.*from_generator"),
+    "a generator of scalars": (
+        lambda batch_size: (i for i in range(3)), "train_data gave a batch with 0; expected arrays"),
     "a list": (lambda batch_size: [1, 2, 3], "returned a list; expected a tf.data.Dataset"),
 }  # fmt: skip
 

@@ -3,7 +3,8 @@
 import ctl
 import numpy as np
 import pytest
-from ctl.keras import data, python_batches
+from ctl.data import python_batches
+from ctl.keras import data
 from ctl.keras.step_logs import NewestValue
 
 X = np.zeros((4, 2), np.float32)
