@@ -6,8 +6,8 @@ in each step, a short batch is spread evenly, and the global batches equal those
 `shard(dataset, "file")` or "off", TensorFlow's auto-sharding distributes the dataset instead.
 
 The position is the number of consumed examples. `indexed.IndexedData` starts there at once. Any other
-dataset is rebuilt from its seed, and its first batches are skipped. For
-batches that Python code reads, python_batches.py defines the position.
+dataset is rebuilt from its seed, and its first batches are skipped. For batches that Python code reads,
+python_batches.py defines the position.
 """
 
 import dataclasses
