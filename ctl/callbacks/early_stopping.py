@@ -43,9 +43,10 @@ class EarlyStopping(Callback):
 
     def __post_init__(self) -> None:
         check_count("patience", self.patience, 0)
-        self.best = self.monitored = BestValue(self.metric, self.run, self.mode, self.min_delta)
+        self.best: BestValue = BestValue(self.metric, self.run, self.mode, self.min_delta)
+        self.monitored: BestValue | None = self.best
         self._num_values = self._waited = 0
-        self.stopped_at = None
+        self.stopped_at: int | None = None
         self.best_step: int | None = None
 
     @property

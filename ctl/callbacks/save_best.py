@@ -34,7 +34,8 @@ class SaveBest(Callback):
     name = "save_best"
 
     def __post_init__(self) -> None:
-        self.best = self.monitored = BestValue(self.metric, self.run, self.mode, 0.0)
+        self.best: BestValue = BestValue(self.metric, self.run, self.mode, 0.0)
+        self.monitored: BestValue | None = self.best
         self.formats = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
 
     @property

@@ -48,7 +48,7 @@ class ChiefOnlyCheckpoints(CheckpointManager):
 
     def __init__(
         self,
-        directory: str | os.PathLike,
+        directory: str | os.PathLike[str],
         *,
         keep: Keep = Keep(),  # noqa: B008  frozen
         background: bool = False,

@@ -38,10 +38,10 @@ class Manifest:
 
     step: int
     created: float
-    variables: Mapping[str, Mapping] = field(default_factory=dict)
+    variables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, Mapping] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     world: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Manifest:
     versions: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
-    def with_files(self, files: Mapping[str, Mapping]) -> "Manifest":
+    def with_files(self, files: Mapping[str, Mapping[str, Any]]) -> "Manifest":
         """Returns a copy with another list of files."""
         return replace(self, files=files)
 
