@@ -56,7 +56,7 @@ def pyright(folder):
         "typeCheckingMode": "strict",
         "extraPaths": [str(ROOT)],
         # TensorFlow and Keras have no types
-        **{f"reportUnknown{kind}Type": "none" for kind in ("Member", "Variable", "Argument", "Parameter")},
+        **{f"reportUnknown{name}Type": "none" for name in ("Member", "Variable", "Argument", "Parameter")},
         "reportMissingTypeStubs": "none",
         "reportMissingTypeArgument": "none",
         "reportUntypedBaseClass": "none",

@@ -217,6 +217,10 @@ class ChiefOnlyCheckpoints(CheckpointManager):
         """Name of the metric by which the best checkpoint is kept, or None."""
         return self.keep.best
 
+    def is_better(self, value: float, other: float) -> bool:
+        """Compares values as `keep` does."""
+        return self.keep.is_better(value, other)
+
     def steps(self) -> list[int]:
         """Returns the steps of the committed checkpoints, ascending."""
         return [m.step for _, m in commit.list_checkpoints(self.directory)]

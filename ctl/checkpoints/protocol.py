@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from ctl.callbacks.best_value import smaller_is_better
 from ctl.checkpoints.checksums import CRC32C, compute_checksum
 from ctl.errors import CheckpointError
 from ctl.io.paths import AnyPath
@@ -232,6 +233,10 @@ class CheckpointManager:
     def best_metric(self) -> str | None:
         """Name of the metric by which the best checkpoint is kept, or None."""
         return None
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Returns True if a newer value of `best_metric` replaces another one."""
+        return value <= other if smaller_is_better(self.best_metric or "") else value >= other
 
 
 class NullCheckpoints(CheckpointManager):

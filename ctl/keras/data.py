@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from ctl.callbacks.schedule import Every
+from ctl.callbacks.schedule import EpochLength, Every, Intervals
 from ctl.data import dataset_checks
 from ctl.data.arrays import ArrayData, from_arrays
 from ctl.distribute.row_partition import num_rows
@@ -75,6 +75,17 @@ class EndOfEvaluatedEpochs(Every):
             if plan.is_evaluated(epoch):
                 return (epoch - plan.first + 1) * plan.steps
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochIntervals(Intervals):
+    """Intervals of a training whose epochs are those of `plan`."""
+
+    plan: Epochs
+
+    def epoch_length(self, steps_per_epoch: float | None) -> EpochLength:
+        """Returns the length of an epoch of the plan, which may differ from a pass over the data."""
+        return EpochLength(self.plan.steps, self.plan.first)
 
 
 class Source(NamedTuple):
