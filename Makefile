@@ -97,6 +97,7 @@ OLDEST_PYTHON ?= $(or $(shell for minor in 10 11 12 13; do \
 
 .venv/slow: .venv/tested
 	.venv/bin/python -m pip install --quiet --editable '.[test,slow]'
+	-.venv/bin/pyright --version > /dev/null 2>&1  # downloads its program
 	touch $@
 
 .venv/docs: pyproject.toml | .venv/bin/python

@@ -36,6 +36,7 @@ _NAMES = {
     "Manifest": "ctl.checkpoints.protocol",
     "MemoryCheckpoints": "ctl.checkpoints.memory",
     "MemoryWriter": "ctl.metrics.memory",
+    "Results": "ctl.metrics.results",
     "RunEnd": "ctl.metrics.protocol",
     "NonFiniteError": "ctl.errors",
     "NullCheckpoints": "ctl.checkpoints.protocol",
@@ -51,6 +52,7 @@ _NAMES = {
     "TensorBoardWriter": "ctl.metrics.tensorboard",
     "Topology": "ctl.distribute.topology",
     "Trainer": "ctl.trainer",
+    "TrainerOptions": "ctl.trainer_options",
     "UsageError": "ctl.errors",
     "evaluate": "ctl.keras.fit",
     "example_numbers": "ctl.data.arrays",
@@ -72,23 +74,14 @@ __all__ = [  # noqa: RUF022
     "Gradients", "History", "HostAllReduce", "Intervals", "JsonlWriter", "Keep", "KerasTrainer",
     "LossSpike", "Manifest", "Matrix", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter",
     "MetricWriter", "NonFiniteError", "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory",
-    "PeerLostError", "PrCurve", "ReduceOnPlateau", "RunEnd", "SaveBest", "Stopped", "TensorBoardWriter",
-    "Topology", "Trainer", "UsageError", "evaluate", "example_numbers", "fit", "from_arrays", "from_source",
-    "make_strategy", "predict", "run", "scale_learning_rate", "shard", "synchronize_batch_norm",
+    "PeerLostError", "PrCurve", "ReduceOnPlateau", "Results", "RunEnd", "SaveBest", "Stopped",
+    "TensorBoardWriter", "Topology", "Trainer", "TrainerOptions", "UsageError", "evaluate",
+    "example_numbers", "fit", "from_arrays", "from_source", "make_strategy", "predict", "run",
+    "scale_learning_rate", "shard", "synchronize_batch_norm",
 ]  # fmt: skip
 
 _early_signals.install_early_handlers()
 _quiet.install_log_filter()
-
-
-def __getattr__(name: str) -> Any:
-    if name == "testing":
-        return importlib.import_module("ctl.testing")
-    if name not in _NAMES:
-        raise AttributeError(f"module 'ctl' has no {name!r}; it has {', '.join(sorted(_NAMES))}.")
-    value = getattr(importlib.import_module(_NAMES[name]), name)
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> Any:
@@ -96,7 +89,8 @@ def __dir__() -> Any:
 
 
 if TYPE_CHECKING:
-    from ctl.app import run
+    from ctl import testing as testing
+    from ctl.app import run as _run
     from ctl.callbacks.early_stopping import EarlyStopping
     from ctl.callbacks.loss_spike import LossSpike
     from ctl.callbacks.protocol import Callback, Decision, MemoryCallback, NullCallback
@@ -133,7 +127,23 @@ if TYPE_CHECKING:
     from ctl.metrics.jsonl import JsonlWriter
     from ctl.metrics.memory import MemoryWriter
     from ctl.metrics.protocol import MetricWriter, NullWriter, RunEnd
+    from ctl.metrics.results import Results
     from ctl.metrics.tensorboard import TensorBoardWriter
+    from ctl.setting_types import RunFunction
     from ctl.step.gradient_settings import Gradients
     from ctl.step.optimizers import scale_learning_rate
     from ctl.trainer import Trainer
+    from ctl.trainer_options import TrainerOptions
+
+    run: RunFunction = _run
+
+else:  # otherwise type checkers accept every name
+
+    def __getattr__(name: str) -> Any:
+        if name == "testing":
+            return importlib.import_module("ctl.testing")
+        if name not in _NAMES:
+            raise AttributeError(f"module 'ctl' has no {name!r}; it has {', '.join(sorted(_NAMES))}.")
+        value = getattr(importlib.import_module(_NAMES[name]), name)
+        globals()[name] = value
+        return value

@@ -21,6 +21,8 @@ from ctl.errors import UsageError
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    from ctl.setting_types import RunSettings
+    from typing_extensions import Unpack
 
 
 def _field(value_type: str, default: Any, text: str) -> Any:
@@ -156,6 +158,10 @@ class Config:
         "Print all frames of an uncaught error instead of only those in your files.")
     # fmt: on
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **settings: Unpack[RunSettings]) -> None: ...
+
     def __new__(cls, **settings: Any) -> "Config":
         """Creates a configuration and stores the names of the explicit settings."""
         for name in settings:
@@ -179,7 +185,7 @@ class Config:
         """Returns the settings that were given explicitly, by name."""
         return {name: getattr(self, name) for name in sorted(self.explicit_names)}
 
-    def with_settings(self, **settings: Any) -> "Config":
+    def with_settings(self, **settings: "Unpack[RunSettings]") -> "Config":
         """Returns a copy with other explicit settings. Raises UsageError like the constructor."""
         return Config(**{**self.explicit_settings(), **settings})
 
@@ -196,20 +202,11 @@ _TITLE_BY_FIRST_SETTING = {
 GROUPS: dict[str, list[str]] = {}  # title -> names
 for _name in NAMES:
     GROUPS.setdefault(_TITLE_BY_FIRST_SETTING.get(_name) or list(GROUPS)[-1], []).append(_name)
-CONSTRUCTOR_SETTINGS = (
-    "model_dir",
-    "strategy",
-    "global_batch_size",
-    "seed",
-)  # common arguments of subclasses
+# common arguments of subclasses
+CONSTRUCTOR_SETTINGS = ("model_dir", "strategy", "global_batch_size", "seed")
 # not keywords of ctl.Trainer
 RUN_SETTINGS = (
-    "mode",
-    "train_steps",
-    "epochs",
-    "export",
-    "report_hypertune",
-    "full_traceback",
+    *("mode", "train_steps", "epochs", "export", "report_hypertune", "full_traceback"),
     "fast_dev_run",
 )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from ctl import config as config_lib
@@ -23,6 +23,7 @@ from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.config import Config
 from ctl.distribute import strategies
+from ctl.distribute.topology import Topology
 from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.io import exit_hook, log_filter, notebook
@@ -51,7 +52,11 @@ from ctl.training.prepared import PreparedTrainer
 from ctl.training.run_options import RunOptions
 from ctl.training.task import SETTINGS
 from ctl.training.training_run import RunRequest
-from ctl.training.user_methods import UserMethods
+from ctl.training.user_methods import UserMethods, any_signature
+
+if TYPE_CHECKING:
+    from ctl.setting_types import TrainerSettings
+    from typing_extensions import Unpack
 
 
 class Trainer(UserMethods):
@@ -65,8 +70,7 @@ class Trainer(UserMethods):
       model, optimizer: Model and optimizer, set in `build`. Defaults of `minimize`.
       gradients: A `ctl.Gradients`. Set it in `build` for clipping, accumulation or a wire dtype.
       hparams: Hyperparameters for TensorBoard: name -> bool, number or string.
-      config: The settings, a frozen `ctl.Config`. Several settings, such as model_dir, seed and
-        jit_compile, are also attributes that `build` may change.
+      config: The settings, a frozen `ctl.Config`. `build` may change several as attributes, such as seed.
       strategy, topology: The `tf.distribute.Strategy`; rank of this process and number of processes.
       step_variable: Number of completed steps as a `tf.Variable`, for use in the graph of a step.
       callbacks: Callbacks of the constructor. `build` may add callbacks; see `ctl.Callback`.
@@ -88,8 +92,8 @@ class Trainer(UserMethods):
         checkpoints: CheckpointManager | None = None,
         writers: Sequence[MetricWriterLike] | None = None,
         callbacks: Sequence[Callback | Any] = (),
-        **settings: Any,
-    ):
+        **settings: Unpack[TrainerSettings],
+    ) -> None:
         """Validates and stores the settings. Creating a strategy by name blocks until all workers connect.
 
         Args:
@@ -105,21 +109,24 @@ class Trainer(UserMethods):
         exit_hook.install_exit_hook()
         if notebook.shell() is not None:  # TensorFlow logs INFO messages in notebooks
             log_filter.quiet_logs()
-        self.config = config = config_lib.resolve_config(type(self), config, settings)
+        self.config: Config = config_lib.resolve_config(type(self), config, settings)
+        config = self.config
         validation.check_checkpoints_and_writers(checkpoints, writers)
-        self.strategy = construction.strategy_of(config)
-        self.topology = strategies.topology_of(self.strategy)
-        self.global_batch_size, self.seed = config.global_batch_size, config.seed
-        self.model_dir = config.model_dir or None
-        self.init_from = config.init_from or None
-        self.jit_compile, self.check_collectives = str(config.jit_compile), config.check_collectives
-        self.evaluate_ema = config.evaluate_ema
-        self.step_timeout_secs = config.step_timeout_secs
-        self.allow_config_change = config.allow_config_change
-        self.data_position = config.data_position
-        self.intervals = construction.intervals_of(config, intervals)
-        self.callbacks = list(callbacks)
-        self.gradients = Gradients(on_nonfinite=config.on_nonfinite)
+        self.strategy: tf.distribute.Strategy = construction.strategy_of(config)
+        self.topology: Topology = strategies.topology_of(self.strategy)
+        self.global_batch_size: int = config.global_batch_size
+        self.seed: int = config.seed
+        self.model_dir: str | None = config.model_dir or None
+        self.init_from: str | None = config.init_from or None
+        self.jit_compile: str | bool = str(config.jit_compile)
+        self.check_collectives: bool = config.check_collectives
+        self.evaluate_ema: bool = config.evaluate_ema
+        self.step_timeout_secs: float = config.step_timeout_secs
+        self.allow_config_change: bool = config.allow_config_change
+        self.data_position: str = config.data_position
+        self.intervals: Intervals = construction.intervals_of(config, intervals)
+        self.callbacks: list[Callback | Any] = list(callbacks)
+        self.gradients: Gradients = Gradients(on_nonfinite=config.on_nonfinite)
         self.hparams: dict[str, Any] = {}
         self._checkpoints = construction.checkpoints_of(config) if checkpoints is None else checkpoints
         self._writers = writers
@@ -130,8 +137,7 @@ class Trainer(UserMethods):
 
     def __repr__(self) -> str:
         with contextlib.suppress(Exception):  # an incomplete trainer
-            world = World.of(self.strategy, self.topology)
-            name = type(self).__name__
+            name, world = type(self).__name__, World.of(self.strategy, self.topology)
             return run_metadata.describe_trainer(name, world, self.model_dir, self._prepared_trainer)
         return f"{type(self).__name__}()"
 
@@ -198,11 +204,12 @@ class Trainer(UserMethods):
             request = RunRequest(steps, epochs, tuple(export), lambda formats: self.export(*formats), held)
             return training_run.train(prepared, self._run_options, request)
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self) -> Results:
         """Returns the means of `eval_step` over `eval_data`, equal on all workers, and array metrics."""
         result = evaluation.evaluate_trainer(self._prepare_trainer(), self._run_options)
         return Results({**result.means, **result.arrays})
 
+    @any_signature
     def predict(self, data: Any = None) -> Any:
         """Returns the outputs of `self.model` for all of `data`, as arrays `[n, ...]` in its structure.
 
@@ -261,8 +268,7 @@ class Trainer(UserMethods):
         if tf.inside_function():
             traced_step().log(name, value, reduce, self.topology.num_replicas)
             return
-        writers = None if self._prepared_trainer is None else self._prepared_trainer.activity.writers
-        if writers is None:
+        if self._prepared_trainer is None or (writers := self._prepared_trainer.activity.writers) is None:
             return
         # on all workers, as all of them participate in reading the variables of a metric
         content = number_or_event(self.step, name, value)
@@ -277,8 +283,7 @@ class Trainer(UserMethods):
         For use in `after_loop`. Every worker may call it; the chief writes. `c` is 1, 3 or 4. Pixels are
         0..255 if the dtype is uint8, else 0..1.
         """
-        writers = None if self._prepared_trainer is None else self._prepared_trainer.activity.writers
-        if writers is not None:
+        if self._prepared_trainer and (writers := self._prepared_trainer.activity.writers) is not None:
             writers.note(image_grid(self.step, name, images))
 
     def export(self, *formats: str, directory: str | None = None) -> list[str]:
@@ -321,18 +326,14 @@ class Trainer(UserMethods):
         step.record.record_average()
         if mask is not None:
             validation.check_mask(step.context, self.topology.num_replicas)
+        size, context = self.global_batch_size, step.context
         loss = averaging.average(
-            per_example,
-            global_batch_size=self.global_batch_size,
-            sample_weight=sample_weight,
-            mask=mask,
-            context=step.context,
+            per_example, global_batch_size=size, sample_weight=sample_weight, mask=mask, context=context
         )
         if regularization is None:
             return loss
         terms = [tf.cast(tf.reduce_sum(t), loss.dtype) for t in tf.nest.flatten(regularization)]
-        shares = self.topology.num_replicas * step.context.num_parts
-        return loss + tf.add_n(terms) / shares if terms else loss
+        return loss + tf.add_n(terms) / (self.topology.num_replicas * context.num_parts) if terms else loss
 
     @tf.autograph.experimental.do_not_convert
     def gather(self, rows: Any) -> tuple[Any, Any]:

@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[1]
 # the base class of the trainer defines the methods that users write
 OPTIONS = {"ctl.Trainer": {"inherited_members": "true"}}
 PAGE_BY_PART = {  # part of ctl/ -> page
-    "trainer": "trainer", "app": "trainer", "config": "trainer", "step": "trainer",
+    "trainer": "trainer", "trainer_options": "trainer", "app": "trainer", "config": "trainer",
+    "step": "trainer",
     "distribute": "distribution", "data": "data", "keras": "keras", "callbacks": "callbacks",
     "checkpoints": "checkpoints", "metrics": "metrics", "errors": "errors", "testing": "testing",
     "hvd": "hvd",

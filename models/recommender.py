@@ -10,6 +10,7 @@ import ctl
 import keras
 import tensorflow as tf
 from absl import flags
+from keras import layers
 
 from models.data import tastes
 
@@ -17,8 +18,6 @@ ROWS = flags.DEFINE_integer("rows", 100_000, "Rows of each embedding table; name
 WIDTH = flags.DEFINE_integer("width", 16, "Embedding size.", lower_bound=1)
 LEARNING_RATE = flags.DEFINE_float("learning_rate", 0.1, "Learning rate of Adagrad.")
 TOP = flags.DEFINE_integer("top", 10, "k of the hit rate and of NDCG.", lower_bound=1)
-
-layers = keras.layers
 
 
 class Tower(layers.Layer):

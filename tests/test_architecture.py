@@ -15,7 +15,7 @@ from conftest import ROOT, environment
 
 # Layers of folders and root modules: each imports lower layers only. Imports within a folder have no cycle.
 LAYERS = [
-    ["errors", "version"],
+    ["errors", "version", "setting_types"],
     ["tensorflow_patches"],
     ["io"],
     ["supervision"],
@@ -24,7 +24,7 @@ LAYERS = [
     ["launch", "config"],
     ["deploy", "callbacks", "config_flags", "fast_dev_run"],
     ["step", "data", "checkpoints", "metrics"],
-    ["hvd", "profiling", "evaluator", "parameter_server"],
+    ["hvd", "profiling", "evaluator", "parameter_server", "trainer_options"],
     ["training"],
     ["trainer", "tools"],
     ["keras", "testing"],
@@ -251,10 +251,10 @@ def test_the_public_names_are_fixed():
         "LossSpike", "Matrix", "PrCurve",
         "Manifest", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter", "NonFiniteError",
         "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory", "PeerLostError",
-        "MetricWriter", "ReduceOnPlateau", "RunEnd", "SaveBest", "Stopped", "TensorBoardWriter",
-        "Topology", "Trainer", "UsageError", "__version__", "evaluate", "example_numbers", "fit",
-        "from_arrays", "from_source", "make_strategy", "predict", "run", "scale_learning_rate", "shard",
-        "synchronize_batch_norm",
+        "MetricWriter", "ReduceOnPlateau", "Results", "RunEnd", "SaveBest", "Stopped", "TensorBoardWriter",
+        "Topology", "Trainer", "TrainerOptions", "UsageError", "__version__", "evaluate",
+        "example_numbers", "fit", "from_arrays", "from_source", "make_strategy", "predict", "run",
+        "scale_learning_rate", "shard", "synchronize_batch_norm",
     ])  # fmt: skip
     for name in ctl.__all__:
         assert getattr(ctl, name) is not None

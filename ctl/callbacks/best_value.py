@@ -1,8 +1,9 @@
-"""Best value of a metric."""
+"""Best value of a metric, and the step that had it."""
 
 import math
 import numbers
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ctl.errors import UsageError
@@ -20,6 +21,28 @@ def smaller_is_better(name: str, mode: str = "auto") -> bool:
     return mode == "min" or (mode == "auto" and any(w in name.lower() for w in _SMALLER_IS_BETTER))
 
 
+@dataclass(frozen=True)
+class BestRecord:
+    """Step and metrics of the best value of a metric.
+
+    Attributes:
+      step: Number of completed steps.
+      run: "eval" or "train", the kind of the metrics; "" if there are none.
+      metrics: All metrics of that kind at this step.
+      name: Name of the compared metric, or "" if it is unknown.
+    """
+
+    step: int
+    run: str
+    metrics: Mapping[str, float]
+    name: str = ""
+
+    def result_metrics(self) -> dict[str, float]:
+        """Returns the metrics by their names in the result of a run, such as "eval_loss"."""
+        prefix = "eval_" if self.run == "eval" else ""
+        return {f"{prefix}{name}": value for name, value in self.metrics.items()}
+
+
 class BestValue:
     """Best value of a metric in "train" or "eval".
 
@@ -33,6 +56,7 @@ class BestValue:
       metric: Name of the metric.
       run: "train" or "eval".
       value: The best value, or None.
+      record: Step and metrics of the best value, or None if `note` has not received them.
     """
 
     def __init__(self, metric: str, run: str, mode: str, min_delta: float):
@@ -48,6 +72,7 @@ class BestValue:
         self._sign = -1.0 if smaller_is_better(metric, mode) else 1.0
         self._min_delta = abs(min_delta)
         self.value: float | None = None
+        self.record: BestRecord | None = None
 
     def of(self, values: Mapping[str, float], run: str) -> float | None:
         """Returns the value of the metric, or None if `run` is another run.
@@ -74,15 +99,31 @@ class BestValue:
             return False
         return other is None or (value - other) * self._sign > self._min_delta
 
-    def restore(self, value: float | None) -> None:
-        """Sets the best value of a resumed run."""
+    def restore(self, value: float | None, record: Mapping[str, Any] | None = None) -> None:
+        """Sets the best value of a resumed run, and its record as `saved_record` has returned it."""
         self.value = value
+        self.record = None if record is None else BestRecord(**record)
 
-    def note(self, value: float) -> bool:
-        """Stores a value that is better than the best value. Returns True if it is."""
+    def saved_record(self) -> dict[str, Any] | None:
+        """Returns the record for a checkpoint, or None."""
+        return None if self.record is None else asdict(self.record)
+
+    def note(
+        self, value: float, step: int | None = None, metrics: Mapping[str, float] | None = None
+    ) -> bool:
+        """Stores a value that is better than the best value. Returns True if it is.
+
+        Args:
+          value: Value of the metric.
+          step: Number of completed steps; None stores no record.
+          metrics: All metrics at this step.
+        """
         is_better = self.beats(value, self.value)
         if is_better:
-            self.value = value
+            self.value, self.record = value, None
+            if step is not None:
+                values = {name: float(v) for name, v in (metrics or {}).items()}
+                self.record = BestRecord(step, self.run, values, self.metric)
         return is_better
 
 

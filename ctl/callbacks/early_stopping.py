@@ -43,9 +43,10 @@ class EarlyStopping(Callback):
 
     def __post_init__(self) -> None:
         check_count("patience", self.patience, 0)
-        self.best = self.monitored = BestValue(self.metric, self.run, self.mode, self.min_delta)
+        self.best: BestValue = BestValue(self.metric, self.run, self.mode, self.min_delta)
+        self.monitored: BestValue | None = self.best
         self._num_values = self._waited = 0
-        self.stopped_at = None
+        self.stopped_at: int | None = None
         self.best_step: int | None = None
 
     @property
@@ -57,11 +58,12 @@ class EarlyStopping(Callback):
             "seen": self._num_values,
             "stopped_at": self.stopped_at,
             "best_step": self.best_step,
+            "record": self.best.saved_record(),
         }
 
     @state.setter
     def state(self, saved: Mapping[str, Any]) -> None:
-        self.best.restore(saved["best"])
+        self.best.restore(saved["best"], saved.get("record"))
         self._waited = saved["waited"]
         self._num_values, self.stopped_at = saved["seen"], saved["stopped_at"]
         self.best_step = saved["best_step"]
@@ -74,7 +76,7 @@ class EarlyStopping(Callback):
         self._num_values += 1
         if self._num_values <= self.start_from:
             return None
-        is_better = self.best.note(value)
+        is_better = self.best.note(value, step, values)
         self._waited += 1
         if is_better:
             self.best_step = step

@@ -46,7 +46,8 @@ class ReduceOnPlateau(Callback):
         check_count("cooldown", self.cooldown, 0)
         if not 0 < self.factor < 1:
             raise UsageError(f"factor is {self.factor!r}; expected a number between 0 and 1.")
-        self.best = self.monitored = BestValue(self.metric, self.run, self.mode, self.min_delta)
+        self.best: BestValue = BestValue(self.metric, self.run, self.mode, self.min_delta)
+        self.monitored: BestValue | None = self.best
         self._cooldown_left = self._waited = 0
 
     @property

@@ -34,21 +34,22 @@ class SaveBest(Callback):
     name = "save_best"
 
     def __post_init__(self) -> None:
-        self.best = self.monitored = BestValue(self.metric, self.run, self.mode, 0.0)
+        self.best: BestValue = BestValue(self.metric, self.run, self.mode, 0.0)
+        self.monitored: BestValue | None = self.best
         self.formats = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
 
     @property
     def state(self) -> dict[str, Any]:
-        """The best value."""
-        return {"best": self.best.value}
+        """The best value, and its step and metrics."""
+        return {"best": self.best.value, "record": self.best.saved_record()}
 
     @state.setter
     def state(self, saved: Mapping[str, Any]) -> None:
-        self.best.restore(saved["best"])
+        self.best.restore(saved["best"], saved.get("record"))
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
         """Requests a save if the metric has a new best value."""
         value = self.best.of(values, run)
-        if value is None or not self.best.note(value):
+        if value is None or not self.best.note(value, step, values):
             return None
         return Decision(export=self.formats, directory=self.directory)

@@ -112,6 +112,23 @@ class Every:
         return step > 0 and self.next_mark(step - 1, steps_per_epoch) == step
 
 
+@dataclass(frozen=True)
+class EpochLength:
+    """Length of the epochs of a run.
+
+    Attributes:
+      steps: Number of steps per epoch, possibly fractional.
+      first: Number of epochs before step 0.
+    """
+
+    steps: float
+    first: int = 0
+
+    def epoch_of(self, step: int) -> int:
+        """Returns the number of the epoch of the newest of `step` completed steps, counted from 1."""
+        return self.first + max(1, math.ceil(step / self.steps - 1e-9))
+
+
 AT_THE_END = Every(steps=2**62)  # a mark that no run reaches
 
 
@@ -144,6 +161,14 @@ class Intervals:
                     f"Intervals({name}={every!r}): expected an Every, "
                     f"e.g. Intervals({name}=ctl.Every(steps=100))."
                 )
+
+    def epoch_length(self, steps_per_epoch: float | None) -> EpochLength | None:
+        """Returns the length of an epoch for metric writers, or None if it is unknown.
+
+        Args:
+          steps_per_epoch: Number of steps in one pass over the data, as in `Every.next_mark`.
+        """
+        return EpochLength(steps_per_epoch) if steps_per_epoch and math.isfinite(steps_per_epoch) else None
 
     @property
     def by_action(self) -> Mapping[Action, Every]:

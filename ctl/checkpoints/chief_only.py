@@ -48,7 +48,7 @@ class ChiefOnlyCheckpoints(CheckpointManager):
 
     def __init__(
         self,
-        directory: str | os.PathLike,
+        directory: str | os.PathLike[str],
         *,
         keep: Keep = Keep(),  # noqa: B008  frozen
         background: bool = False,
@@ -216,6 +216,10 @@ class ChiefOnlyCheckpoints(CheckpointManager):
     def best_metric(self) -> str | None:
         """Name of the metric by which the best checkpoint is kept, or None."""
         return self.keep.best
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Compares values as `keep` does."""
+        return self.keep.is_better(value, other)
 
     def steps(self) -> list[int]:
         """Returns the steps of the committed checkpoints, ascending."""

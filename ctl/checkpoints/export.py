@@ -136,7 +136,7 @@ def checked_signatures(signatures: Any) -> dict[str, Any]:
 
 def export(
     targets: Sequence[Target],
-    directory: str | os.PathLike,
+    directory: str | os.PathLike[str],
     topology: Topology,
     signatures: Mapping[str, Any] | None = None,
 ) -> list[str]:

@@ -30,6 +30,10 @@ class MemoryCheckpoints(CheckpointManager):
         """Name of the metric by which the best state is kept, or None."""
         return self.keep.best
 
+    def is_better(self, value: float, other: float) -> bool:
+        """Compares values as `keep` does."""
+        return self.keep.is_better(value, other)
+
     def steps(self) -> list[int]:
         """Returns the steps of the saved states, ascending."""
         return sorted(self._saved_by_step)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from ctl.callbacks.best_value import smaller_is_better
 from ctl.checkpoints.checksums import CRC32C, compute_checksum
 from ctl.errors import CheckpointError
 from ctl.io.paths import AnyPath
@@ -38,10 +39,10 @@ class Manifest:
 
     step: int
     created: float
-    variables: Mapping[str, Mapping] = field(default_factory=dict)
+    variables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, Mapping] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     world: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class Manifest:
     versions: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
-    def with_files(self, files: Mapping[str, Mapping]) -> "Manifest":
+    def with_files(self, files: Mapping[str, Mapping[str, Any]]) -> "Manifest":
         """Returns a copy with another list of files."""
         return replace(self, files=files)
 
@@ -232,6 +233,10 @@ class CheckpointManager:
     def best_metric(self) -> str | None:
         """Name of the metric by which the best checkpoint is kept, or None."""
         return None
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Returns True if a newer value of `best_metric` replaces another one."""
+        return value <= other if smaller_is_better(self.best_metric or "") else value >= other
 
 
 class NullCheckpoints(CheckpointManager):

@@ -66,6 +66,10 @@ class Keep:
         sign = -1.0 if smaller_is_better(name, self.mode) else 1.0
         return max(candidates, key=lambda m: (sign * m.metrics[name], m.step), default=None)
 
+    def is_better(self, value: float, other: float) -> bool:
+        """Returns True if a newer value of the metric `best` replaces another one, as equal ones do."""
+        return value <= other if smaller_is_better(self.best or "", self.mode) else value >= other
+
     def surplus(self, manifests: Sequence[Manifest]) -> list[Manifest]:
         """Returns the manifests of the checkpoints to delete, ascending. The newest is never among them."""
         if self.newest == 0:

@@ -19,7 +19,7 @@ class HostAllReduce:
 
     def __init__(self, strategy: tf.distribute.Strategy, topology: Topology | None = None):
         topology = topology_of(strategy) if topology is None else topology
-        self.num_workers = topology.num_workers
+        self.num_workers: int = topology.num_workers
         self._strategy = strategy
         self._shares = topology.num_local_replicas
         self._function = tf.function(

@@ -115,13 +115,13 @@ class UrlPath:
 AnyPath = Path | UrlPath
 
 
-def path(where: str | os.PathLike) -> AnyPath:
+def path(where: str | os.PathLike[str]) -> AnyPath:
     """Returns a `UrlPath` for a string with "://", otherwise a `pathlib.Path`."""
     text = os.fspath(where)
     return UrlPath(text) if "://" in text else Path(text)
 
 
-def is_url(where: str | os.PathLike | None) -> bool:
+def is_url(where: str | os.PathLike[str] | None) -> bool:
     """Returns True for a URL such as `gs://bucket/run`."""
     return where is not None and isinstance(path(where), UrlPath)
 

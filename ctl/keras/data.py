@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from ctl.callbacks.schedule import Every
+from ctl.callbacks.schedule import EpochLength, Every, Intervals
 from ctl.data import dataset_checks, python_batches, sources
 from ctl.data.array_like import as_arrays, is_array_like
 from ctl.data.arrays import from_arrays
@@ -74,6 +74,17 @@ class EndOfEvaluatedEpochs(Every):
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class EpochIntervals(Intervals):
+    """Intervals of a training whose epochs are those of `plan`."""
+
+    plan: Epochs
+
+    def epoch_length(self, steps_per_epoch: float | None) -> EpochLength:
+        """Returns the length of an epoch of the plan, which may differ from a pass over the data."""
+        return EpochLength(self.plan.steps, self.plan.first)
+
+
 class Source(NamedTuple):
     """Training data of `ctl.fit`.
 
@@ -110,7 +121,7 @@ def training_source(
     if is_generator(x) and steps_per_epoch is None:
         raise UsageError("x is a generator, whose length is unknown; give steps_per_epoch.")
     data, validation = _source(*arrays, split)
-    size = _batch_size(data, batch_size)
+    size = _batch_size(data, batch_size, steps_per_epoch)
     return Source(data, validation, size, _steps_of_epoch(data, size, steps_per_epoch))
 
 
@@ -137,7 +148,8 @@ def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
 
 def single_pass(x: Any, y: Any, weight: Any, batch_size: int | None, steps: int | None) -> Source:
     """Returns one pass over x, y and weights, or its first `steps` batches, for one evaluation."""
-    source = training_source((x, y, weight), 0.0, batch_size, steps or 1)
+    data, _ = _source(x, y, weight, 0.0)
+    source = Source(data, None, _batch_size(data, batch_size, steps), steps or 1)
     if isinstance(source.data, Generated):
         data = source.data.dataset
         return source._replace(data=data if steps is None else data.take(steps))
@@ -172,17 +184,24 @@ def _cut(arrays: Any, low: int, high: int) -> Any:
     return tf.nest.map_structure(lambda a: a[low:high], arrays)
 
 
-def _batch_size(source: Any, batch_size: int | None) -> int:
-    if not isinstance(source, (tf.data.Dataset, Generated)) and not is_py_dataset(source):
-        return 32 if batch_size is None else positive("batch_size", batch_size)
+def _batch_size(source: Any, batch_size: int | None, steps: int | None) -> int:
+    """Returns the number of rows of a batch. Arrays without a `batch_size` are divided into `steps`."""
+    if isinstance(source, (tf.data.Dataset, Generated)) or is_py_dataset(source):
+        if batch_size is not None:
+            _log.warning("batch_size=%s is ignored: x is already batched.", batch_size)
+        return _rows_of_batches(source)
     if batch_size is not None:
-        _log.warning("batch_size=%s is ignored: x is already batched.", batch_size)
-    if isinstance(source, tf.data.Dataset):
-        _check_batched(source)
+        return positive("batch_size", batch_size)
+    num_examples = tf.nest.flatten(source)[0].shape[0]
+    return 32 if steps is None else max(1, math.ceil(num_examples / positive("steps", steps)))
+
+
+def _rows_of_batches(source: Any) -> int:
     if isinstance(source, Generated):
         return source.rows
     if is_py_dataset(source):
         return python_batches.batch_size_of(source)
+    _check_batched(source)
     for spec in tf.nest.flatten(source.element_spec):
         if spec.shape.rank and spec.shape[0] is not None:
             return int(spec.shape[0])
@@ -283,12 +302,12 @@ def repeated(source: Source, plan: Epochs, seed: int | None) -> Any:
     return from_arrays(data, source.batch_size, shuffle=seed is not None, epochs_apart=True)
 
 
-def validation_source(data: Any, batch_size: int, steps: int | None) -> Any:
+def validation_source(data: Any, batch_size: int | None, steps: int | None) -> Any:
     """Returns one pass over the examples to evaluate, or its first `steps` batches.
 
     Args:
       data: The argument `validation_data`.
-      batch_size: Number of examples per global batch, for arrays.
+      batch_size: Number of examples per global batch, for arrays. None: as in `Model.evaluate`.
       steps: Number of batches, or None for all. A generator requires it.
     """
     if data is None or isinstance(data, IndexedData):
@@ -307,6 +326,7 @@ def validation_source(data: Any, batch_size: int, steps: int | None) -> Any:
         return data if steps is None else data.take(steps)
     arrays = tuple(a for a in data if a is not None) if isinstance(data, (tuple, list)) else (data,)
     arrays = as_arrays(arrays)
+    size = _batch_size(arrays, batch_size, steps)
     if steps is not None:
-        arrays = _cut(arrays, 0, steps * batch_size)
-    return from_arrays(arrays, batch_size, shuffle=False)
+        arrays = _cut(arrays, 0, steps * size)
+    return from_arrays(arrays, size, shuffle=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl.callbacks.schedule import Every, Intervals
+from ctl.callbacks.schedule import Every
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
 from ctl.keras.callbacks import (
@@ -18,6 +18,7 @@ from ctl.keras.callbacks import (
 )
 from ctl.keras.data import (
     EndOfEvaluatedEpochs,
+    EpochIntervals,
     Epochs,
     check_shares,
     repeated,
@@ -26,6 +27,7 @@ from ctl.keras.data import (
     validation_epochs,
     validation_source,
 )
+from ctl.keras.epoch_console import EpochConsole
 from ctl.keras.history import History
 from ctl.keras.keras_words import in_keras_words
 from ctl.keras.predictor import KerasPredictor
@@ -82,7 +84,7 @@ def fit(
       model: Compiled Keras 3 model.
       x: Inputs: arrays, or a dataset, a PyDataset or a generator of global batches, equal on all workers.
       y: Targets, for arrays.
-      batch_size: Examples per global batch of arrays. Defaults to 32.
+      batch_size: Examples per global batch of arrays. None: 32, or n / steps_per_epoch if that is given.
       epochs: Index of the last epoch.
       verbose: "auto", 0 (no output), 1 (a progress bar) or 2 (lines).
       callbacks: ctl or Keras callbacks. All workers call them; the chief decides (stop, learning rate).
@@ -114,11 +116,11 @@ def fit(
     per_batch = any(map(is_of_batches, theirs))
     trainer = (BatchCallbackTrainer if per_batch else KerasTrainer)(
         model, train=repeated(source, plan, seeds["seed"] if shuffle else None), **seeds,
-        validation=validation_source(data, validation_batch_size or source.batch_size, validation_steps),
+        validation=validation_source(data, validation_batch_size or batch_size, validation_steps),
         class_weight=class_weight, own_step=own_step, sync_batch_norm=sync_batch_norm, model_dir=model_dir,
         global_batch_size=source.batch_size, evaluate_ema=False,  # as in Model.fit, see _finished
         checkpoints=checkpoints, intervals=_intervals(model, plan, save_every_steps, per_batch),
-        writers=_writers(writers, verbose, model_dir), callbacks=ours,
+        writers=_writers(writers, verbose, model_dir, plan), callbacks=ours,
     )  # fmt: skip
     if source.is_generator and (model_dir or checkpoints):
         _log.warning(_GENERATOR_RESUMES)
@@ -190,10 +192,11 @@ def _cut_predictions(replicas: int, _: Any, predict_on_batch: Callable) -> Calla
     return predict_once
 
 
-def _intervals(model: Any, plan: Epochs, save_every_steps: int | None, per_batch: bool) -> Intervals:
+def _intervals(model: Any, plan: Epochs, save_every_steps: int | None, per_batch: bool) -> EpochIntervals:
     """Returns intervals of one epoch for logs and checkpoints, and the planned evaluations."""
     steps = plan.steps
-    return Intervals(
+    return EpochIntervals(
+        plan=plan,
         steps_per_loop=_steps_per_loop(model, per_batch),
         log=Every(steps=steps),
         save=Every(steps=steps if save_every_steps is None else save_every_steps),
@@ -234,7 +237,7 @@ def evaluate(
       model: Compiled Keras 3 model.
       x: Inputs: arrays, or a dataset, a PyDataset or a generator of global batches.
       y: Targets, for arrays.
-      batch_size: Examples per global batch of arrays. Defaults to 32.
+      batch_size: Examples per global batch of arrays. None: 32, or n / steps_per_epoch if that is given.
       sample_weight: Weights of the examples of arrays.
       steps: Number of batches. None: all.
       verbose: 0 for no output. Otherwise the chief prints one line.
@@ -326,11 +329,11 @@ def _steps_per_loop(model: Any, per_batch: bool) -> int | str:
 
 
 def _writers(
-    writers: Sequence[MetricWriterLike] | None, verbose: Any, model_dir: str | None
+    writers: Sequence[MetricWriterLike] | None, verbose: Any, model_dir: str | None, plan: Epochs
 ) -> list[MetricWriterLike]:
     """Returns the given writers, or the default writers for a value of `verbose` as in Keras."""
     check_verbose(verbose)
     if writers is not None:
         return list(writers)
-    live = False if verbose == 2 else None
-    return [*default_writers(model_dir, f"{model_dir}/logs", console=bool(verbose), live=live)]
+    console = [EpochConsole(plan, live=False if verbose == 2 else None)] if verbose else []
+    return [*console, *default_writers(model_dir, f"{model_dir}/logs", console=False)]

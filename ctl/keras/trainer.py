@@ -11,7 +11,7 @@ data, the checkpoints and the metric writers.
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from ctl.data.arrays import from_arrays
@@ -33,6 +33,10 @@ from ctl.tensorflow_patches import keras_models
 from ctl.tensorflow_patches.replaced_methods import replaced
 from ctl.tensorflow_patches.weighted_means import weighted_means
 from ctl.trainer import Trainer
+
+if TYPE_CHECKING:
+    from ctl.trainer_options import ConfiguredTrainerOptions
+    from typing_extensions import Unpack
 
 _log = logging.getLogger("ctl")
 
@@ -60,8 +64,8 @@ class KerasTrainer(Trainer):
         own_step: str | None = None,
         sync_batch_norm: bool = False,
         generator_states: GeneratorStates | None = None,
-        **options: Any,
-    ):
+        **options: "Unpack[ConfiguredTrainerOptions]",
+    ) -> None:
         """Validates and stores the arguments.
 
         Args:

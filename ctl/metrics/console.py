@@ -4,11 +4,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ctl.io import notebook
 from ctl.metrics.console_plain import PlainConsole
 from ctl.metrics.protocol import Event, MetricWriter
+
+if TYPE_CHECKING:
+    from ctl.metrics.console_screens import NotebookScreen, TerminalScreen
 
 
 class ConsoleWriter(MetricWriter):
@@ -30,16 +33,13 @@ class ConsoleWriter(MetricWriter):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        output = file or sys.stdout
-        is_notebook = output is sys.stdout and notebook.shell() is not None
-        if not (is_notebook or _supports_bar(output) if live is None else live):
+        output, screen = open_screen(file, live)
+        if screen is None:
             self._console: Any = PlainConsole(output, clock)
         else:
             # Imported here, as `rich.progress` takes time.
             from ctl.metrics.console_live import LiveConsole
-            from ctl.metrics.console_screens import NotebookScreen, TerminalScreen
 
-            screen = NotebookScreen(output) if is_notebook else TerminalScreen(output)
             self._console = LiveConsole(screen, clock)
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
@@ -49,6 +49,19 @@ class ConsoleWriter(MetricWriter):
     def note(self, event: Event) -> None:
         """Prints an event of a run."""
         self._console.note(event)
+
+
+def open_screen(
+    file: IO[str] | None, live: bool | None
+) -> "tuple[IO[str], TerminalScreen | NotebookScreen | None]":
+    """Returns the output file, and a screen for a bar or None for lines, as for `ConsoleWriter`."""
+    output = file or sys.stdout
+    is_notebook = output is sys.stdout and notebook.shell() is not None
+    if not (is_notebook or _supports_bar(output) if live is None else live):
+        return output, None
+    from ctl.metrics.console_screens import NotebookScreen, TerminalScreen
+
+    return output, NotebookScreen(output) if is_notebook else TerminalScreen(output)
 
 
 def _supports_bar(file: IO[str]) -> bool:

@@ -3,8 +3,10 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from ctl.callbacks.schedule import EpochLength
 from ctl.metrics.console_screens import NotebookScreen, TerminalScreen
 from ctl.metrics.console_text import (
+    epoch_text,
     format_duration,
     format_rate,
     metric_texts,
@@ -37,6 +39,7 @@ class LiveConsole:
         self._values: dict[str, float] = {}
         self._saved_step: int | None = None
         self._compiles_until: int | None = None  # completed steps, until a loop follows them
+        self._epoch_length: EpochLength | None = None
         self._has_ended = False
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
@@ -56,6 +59,8 @@ class LiveConsole:
             self._progress(event.step)
         elif isinstance(event, Started):
             self._start(event)
+        elif isinstance(event, EpochLength):
+            self._epoch_length = event
         elif isinstance(event, Traced):
             self._pace.exclude_loop()
         elif isinstance(event, Saved):
@@ -69,7 +74,7 @@ class LiveConsole:
     def _start(self, event: Started) -> None:
         self._stop()
         self._pace = Pace(self._clock, event.step, event.total_steps)
-        self._values, self._saved_step, self._has_ended = {}, None, False
+        self._values, self._saved_step, self._epoch_length, self._has_ended = {}, None, None, False
         self._compiles_until = event.step if event.compiles else None
         self._screen.print(run_header(event))
         self._bar = _TrainProgress(self._screen.console, self._clock, event.total_steps)
@@ -96,7 +101,7 @@ class LiveConsole:
         bar.update(bar.task_ids[0], completed=self._pace.step, items=items, metrics=metrics)
 
     def _items(self) -> _Items:
-        """Returns `200/500  412 steps/s  52.7k examples/s  0:12  eta 0:01`."""
+        """Returns `200/500  epoch 2/5  412 steps/s  52.7k examples/s  0:12  eta 0:01`."""
         pace = self._pace
         position = Text(
             f"step {pace.step}" if pace.total_steps is None else f"{pace.step}/{pace.total_steps}"
@@ -106,8 +111,10 @@ class LiveConsole:
         rates = rate_texts(self._values)
         if "steps_per_sec" not in self._values and pace.steps_per_sec is not None:
             rates.insert(0, f"{format_rate(pace.steps_per_sec)} steps/s")
-        items = [(0, position), *((2 + i, Text(rate)) for i, rate in enumerate(rates))]
-        items.append((4, Text(format_duration(pace.elapsed_secs))))
+        epochs = epoch_text(self._epoch_length, pace.step, pace.total_steps)
+        items = [(0, position), *((2, Text(epoch)) for epoch in epochs)]
+        items += [(3 + i, Text(rate)) for i, rate in enumerate(rates)]
+        items.append((5, Text(format_duration(pace.elapsed_secs))))
         if pace.total_steps is not None:
             items.append((1, Text(f"eta {format_duration(pace.eta_secs)}", style="cyan")))
         return items

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import IO
 
+from ctl.callbacks.schedule import EpochLength
 from ctl.metrics.console_text import (
+    encodable,
+    epoch_text,
     format_duration,
     format_rate,
     metric_texts,
@@ -25,6 +28,7 @@ class PlainConsole:
         self._file = file
         self._clock = clock
         self._pace = Pace(clock)
+        self._epoch_length: EpochLength | None = None
         self._has_ended = False
 
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
@@ -39,6 +43,7 @@ class PlainConsole:
         if "steps_per_sec" not in values and self._pace.steps_per_sec is not None:
             rates.insert(0, f"{format_rate(self._pace.steps_per_sec)} steps/s")
         texts = [f"step {step}" if total is None else f"step {step}/{total}"]
+        texts += epoch_text(self._epoch_length, step, total)
         texts += [*metric_texts(values), *setting_texts(values), *rates]
         if self._pace.eta_secs is not None:
             texts.append(f"eta {format_duration(self._pace.eta_secs)}")
@@ -50,8 +55,10 @@ class PlainConsole:
             self._pace.tick(event.step)
         elif isinstance(event, Started):
             self._pace = Pace(self._clock, event.step, event.total_steps)
-            self._has_ended = False
+            self._has_ended, self._epoch_length = False, None
             self._block(run_header(event))
+        elif isinstance(event, EpochLength):
+            self._epoch_length = event
         elif isinstance(event, Traced):
             self._pace.exclude_loop()
         elif isinstance(event, Saved):
@@ -64,7 +71,5 @@ class PlainConsole:
         self._line("\n".join(text_lines(block)))
 
     def _line(self, line: str) -> None:
-        encoding = getattr(self._file, "encoding", None) or "utf-8"
-        escaped = line.encode(encoding, "backslashreplace").decode(encoding)
-        self._file.write(escaped + "\n")
+        self._file.write(encodable(line, self._file) + "\n")
         self._file.flush()

@@ -6,9 +6,11 @@ Names and values of the user are always `rich.text.Text`, never markup, because 
 
 import io
 import math
+import numbers
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import IO, Any
 
+from ctl.callbacks.schedule import EpochLength
 from ctl.metrics.parameters import parameter_rows, parameter_total
 from ctl.metrics.protocol import Ended, RunInfo, Started
 from rich.console import Console, Group, RenderableType
@@ -22,9 +24,10 @@ _SETTINGS = {"learning_rate": "lr", "gradient_norm": "grad"}
 
 
 def format_number(value: Any) -> str:
-    """Returns a number with four digits: 0.2301, 1.2e-05, 12,346, nan."""
-    if not isinstance(value, float):
+    """Returns a number with four significant digits: 0.2301, 0.0001834, 1.2e-05, 12,346, nan."""
+    if isinstance(value, numbers.Integral) or not isinstance(value, numbers.Real):
         return str(value)
+    value = float(value)
     if 1e4 <= abs(value) < 1e9:
         return f"{value:,.0f}"
     return f"{value:.4g}"
@@ -46,6 +49,14 @@ def format_duration(secs: float | None) -> str:
     minutes, seconds = divmod(round(secs), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def epoch_text(length: EpochLength | None, step: int, total_steps: int | None) -> list[str]:
+    """Returns `epoch 2/5`, or `epoch 2` if the end is unknown, in a list. Empty for an unknown length."""
+    if length is None:
+        return []
+    total = "" if total_steps is None else f"/{length.epoch_of(max(step, total_steps))}"
+    return [f"epoch {length.epoch_of(step)}{total}"]
 
 
 def metric_texts(values: Mapping[str, float]) -> list[str]:
@@ -100,6 +111,12 @@ def text_lines(block: RenderableType, width: int = _TEXT_COLUMNS) -> list[str]:
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
+def encodable(line: str, file: IO[str]) -> str:
+    """Returns a line with escapes for characters that the file cannot encode."""
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    return line.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def _settings(started: Started) -> list[tuple[str, str]]:
     info = started.info
     total = parameter_total(info.parameters)
@@ -117,7 +134,7 @@ def _settings(started: Started) -> list[tuple[str, str]]:
         ("model_dir", info.model_dir or "none, no checkpoints"),
         (
             "parameters",
-            f"{total.num_values:,}, {total.num_trainable:,} trainable, {total.num_bytes / 1e6:,.2f} MB",
+            f"{total.num_values:,}, {total.num_trainable:,} trainable, {_size(total.num_bytes)}",
         ),
     ]
     if started.resumed_from:
@@ -133,6 +150,12 @@ def _steps(first: int, last: int | None) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes < 1e6:
+        return f"{num_bytes} B" if num_bytes < 1e3 else f"{num_bytes / 1e3:.3g} kB"
+    return f"{num_bytes / 1e6:,.2f} MB"
 
 
 def _per_replica(info: RunInfo) -> str:

@@ -1,4 +1,4 @@
-"""Metrics as lines of JSON: `{"step": 200, "run": "eval", "time": 1.7e9, "loss": 0.2}`."""
+"""Metrics as lines of JSON: `{"step": 200, "run": "eval", "time": 1.7e9, "epoch": 2, "loss": 0.2}`."""
 
 import collections
 import errno
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from ctl.callbacks.schedule import EpochLength
 from ctl.io import paths
 from ctl.metrics.protocol import Ended, Event, MetricWriter, Started
 from ctl.metrics.publishing import Publishing
@@ -25,7 +26,8 @@ class JsonlWriter(MetricWriter):
 
     JSON has no NaN and no infinity, so their values are the strings "NaN", "Infinity" and "-Infinity",
     which `float()` accepts. All other floats keep every digit. Metrics with the names step, run and time
-    have the keys `metric.step`, `metric.run` and `metric.time`.
+    have the keys `metric.step`, `metric.run` and `metric.time`. The key `epoch` is the number of the epoch,
+    counted from 1. It is absent for data without a length, and replaced by a metric of this name.
 
     `Started(step=k)` removes the lines of an earlier attempt after step k, and incomplete lines of a killed
     process. While the disk fails, up to `MAX_PENDING` lines are pending, and each new line retries the
@@ -43,6 +45,7 @@ class JsonlWriter(MetricWriter):
         self._file: IO[bytes] | None = None
         self._publishing = Publishing()
         self._pending: collections.deque[bytes] = collections.deque()
+        self._epoch_length: EpochLength | None = None
         self._last_valid_step: int | None = None  # later lines are removed before the next write
         self._is_failing = False  # True after a failed write
         self._num_dropped = 0  # lines since the first failure
@@ -50,6 +53,8 @@ class JsonlWriter(MetricWriter):
     def write(self, step: int, values: Mapping[str, float], run: str = "train") -> None:
         """Writes one line with step, run, time and metrics."""
         row: dict[str, Any] = {"step": int(step), "run": run, "time": self._clock()}
+        if self._epoch_length is not None and step > 0:
+            row["epoch"] = self._epoch_length.epoch_of(step)
         for name, value in values.items():
             row[f"metric.{name}" if name in _RESERVED_KEYS else name] = _json_number(value)
         line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
@@ -63,10 +68,12 @@ class JsonlWriter(MetricWriter):
         """Opens the file at the start of a run and closes it at the end."""
         if isinstance(event, Started):
             self._close()
-            self._last_valid_step = event.step
+            self._last_valid_step, self._epoch_length = event.step, None
             valid_lines = (line for line in self._pending if json.loads(line)["step"] <= event.step)
             self._pending = collections.deque(valid_lines)
             self._write_pending()
+        elif isinstance(event, EpochLength):
+            self._epoch_length = event
         elif isinstance(event, Ended):
             self._write_pending(is_last=True)
             self._close()

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ctl.callbacks.schedule import EpochLength
+
 
 @dataclass(frozen=True)
 class RunInfo:
@@ -244,7 +246,7 @@ class Ended:
 
 
 Shown = TextLogged | HistogramLogged | ImageLogged | AudioLogged | CurveLogged | SharesLogged
-Event = Started | Traced | Progressed | Shown | Saved | EvaluationSets | Ended
+Event = Started | EpochLength | Traced | Progressed | Shown | Saved | EvaluationSets | Ended
 
 
 class MetricWriter:

@@ -148,7 +148,8 @@ def model_card(model: str, parameters: Sequence[Parameter]) -> str:
     rows = parameter_rows(parameters, _MAX_PARAMETER_ROWS)
     rows.append(("total", "", f"{total.num_values:,}"))
     rows.append(("trainable", "", f"{total.num_trainable:,}"))
-    rows.append(("MB", "", f"{total.num_bytes / 1e6:,.2f}"))
+    megabytes = total.num_bytes / 1e6
+    rows.append(("MB", "", f"{megabytes:,.2f}" if megabytes >= 1 else f"{megabytes:.3g}"))
     return f"{_literal(model)}\n\n{_markdown_table(('parameter', 'shape', 'count'), rows)}"
 
 

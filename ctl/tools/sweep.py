@@ -337,7 +337,7 @@ def newest_metrics(directory: Path) -> dict[str, Any]:
                 row = json.loads(line)
                 row_by_run[row.pop("run", "train")] = row
     chosen = row_by_run.get("eval") or row_by_run.get("train") or {}
-    return {name: value for name, value in chosen.items() if name != "time"}
+    return {name: value for name, value in chosen.items() if name not in ("time", "epoch")}
 
 
 def _gpu_environment(slot: int) -> dict[str, str]:

@@ -48,6 +48,7 @@ class CallbackRunner:
 
     Attributes:
       rolls_back: True if a callback may restore the newest checkpoint.
+      best_values: The best values of the callbacks that compare a metric.
       monitored: The metrics of the evaluation that callbacks compare.
       stopped: True if a callback has stopped the run, or the resumed run.
       stop_reason: Message of the callback that stopped the run, or an empty string.
@@ -78,8 +79,8 @@ class CallbackRunner:
         self._callbacks = _by_name_in_checkpoints(callbacks)
         self._handlers = handlers
         self.rolls_back = any(callback.rollback for callback in callbacks)
-        monitored = [callback.monitored for callback in callbacks]
-        self.monitored = [value for value in monitored if value is not None and value.run == "eval"]
+        self.best_values = [c.monitored for c in callbacks if c.monitored is not None]
+        self.monitored = [value for value in self.best_values if value.run == "eval"]
         self._best_weights: list[np.ndarray] | None = None
         self.best: BestWeights | None = None
         self.stopped = False

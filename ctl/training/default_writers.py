@@ -14,12 +14,7 @@ _log = logging.getLogger("ctl")
 
 
 def default_writers(
-    model_dir: str | None,
-    logs_dir: str,
-    *,
-    metrics_file: str = METRICS_FILE,
-    console: bool = True,
-    live: bool | None = None,
+    model_dir: str | None, logs_dir: str, *, metrics_file: str = METRICS_FILE, console: bool = True
 ) -> list[MetricWriter]:
     """Creates the writers of a process for which the user passed no writers.
 
@@ -29,14 +24,13 @@ def default_writers(
       logs_dir: Directory of TensorBoard's event files.
       metrics_file: File name of the JSON lines.
       console: True creates a `ConsoleWriter`.
-      live: Argument of the `ConsoleWriter`: progress bar, lines, or None to choose by the terminal.
     """
     # Imported here, as `rich` and `tensorboard` take time and most callers of ctl pass their own writers.
     from ctl.metrics.console import ConsoleWriter
     from ctl.metrics.jsonl import JsonlWriter
     from ctl.metrics.tensorboard import TensorBoardWriter
 
-    writers: list[MetricWriter] = [ConsoleWriter(live=live)] if console else []
+    writers: list[MetricWriter] = [ConsoleWriter()] if console else []
     if paths.is_url(model_dir):
         _log.warning(
             "model_dir is a URL: %s is not written, as it needs a local path. "

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from ctl.callbacks.best_value import BestRecord
 from ctl.callbacks.protocol import EVENTS
 from ctl.callbacks.schedule import NO_ACTION, Action, Every, combined
 from ctl.data.batches import Batches
@@ -15,6 +16,7 @@ from ctl.step.finiteness import SKIPPED
 from ctl.supervision import heartbeat, signals
 from ctl.training import evaluation, resume_checks, run_metadata
 from ctl.training.callback_runner import BestWeights, CallbackRunner
+from ctl.training.kept_best import KeptBest
 from ctl.training.loop import Interrupted, Loop, LoopHooks, RollBack, TrainLoop
 from ctl.training.loop_observers import create_observers, create_profiler
 from ctl.training.marks import Marks
@@ -79,6 +81,7 @@ class Run:
         self._interval = self.loop.interval
         self._metrics, self._means = dict[str, float](), dict[str, float]()
         self._best: BestWeights | None = None
+        self._kept_best = KeptBest(self._checkpointing.manager, prepared.callbacks.best_values)
         self._rates: list[tuple[int, float]] = []
         self._rates_before_hook: dict[
             str, float
@@ -106,8 +109,11 @@ class Run:
 
     def result(self) -> RunResult:
         """Returns the newest metrics, or those of the restored weights."""
-        best_step = None if self._best is None else self._best.step
-        return RunResult(self._means, self._metrics, best_step, self._remarks, tuple(self._rates))
+        restored, best = self._best, self._kept_best.best()
+        if restored is not None:
+            best = BestRecord(restored.step, restored.run, restored.values)
+        is_restored = restored is not None
+        return RunResult(self._means, self._metrics, best, is_restored, self._remarks, tuple(self._rates))
 
     def _after_loop(self, step: int, means: dict[str, float]) -> Any:
         self._rates_before_hook = run_metadata.learning_rates(self._prepared.task)
@@ -120,6 +126,7 @@ class Run:
     def _restore(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Restores the loop state and the metrics of a checkpoint of `step`."""
         self._interval.restore(state.get("interval", {}))
+        self._kept_best.restore(state.get("kept_best"))
         names = state.get("pending", ())
         self._pending = combined(action for action, name in _NAME_IN_MANIFEST.items() if name in names)
         self._metrics = dict(metrics)
@@ -195,6 +202,7 @@ class Run:
         self.batches = passes.open_next(self._in_pass)
         self._checkpointing.record_pass(int(self.batches.steps_per_epoch or 0))
         self.loop.continue_with(self.batches)
+        note_epoch_length(self.writers, self._options, self.batches)
         if passes.is_last or self._failure is not None:
             if Action.END_EPOCH in self.loop.due(step):
                 self._end_epoch(step)
@@ -255,7 +263,8 @@ class Run:
         info = None if self._prepared.activity.run is None else self._prepared.activity.run.info
         if info is not None:
             detail = f"rolling back from step {loop.step}"
-            self.writers.note(Started(manifest.step, None, info, detail))
+            self.writers.note(Started(manifest.step, self.total, info, detail))
+            note_epoch_length(self.writers, self._options, self.batches)
         self._restore(manifest.step, manifest.state, manifest.metrics)
         self._pending, self._saved_at = NO_ACTION, manifest.step
         raise RollBack(loop.step, manifest)
@@ -310,6 +319,7 @@ class Run:
             self._wants_stop |= notify("on_metrics", step, step, self._metrics, "eval")
         if self._failure is None:
             self._evaluated_at = step
+            self._kept_best.note(step, self._metrics)
             self._complete(step, before)
 
     def _complete(self, step: int, before: list) -> None:
@@ -343,7 +353,15 @@ class Run:
             "interval": self._interval.state(),
             "pending": sorted(name for action, name in _NAME_IN_MANIFEST.items() if action in pending),
             "watchers": self._callbacks.state(),
+            "kept_best": self._kept_best.state(),
         }
+
+
+def note_epoch_length(writers: WriterGroup, options: RunOptions, batches: Batches) -> None:
+    """Sends the number of steps per epoch to the writers, unless the data have no length."""
+    length = options.intervals.epoch_length(batches.steps_per_epoch)
+    if length is not None:
+        writers.note(length)
 
 
 def _notify_begin(callbacks: CallbackRunner, step: int, total: int | None) -> None:

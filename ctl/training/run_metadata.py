@@ -260,13 +260,15 @@ def summary_of(
       exported: Paths of the exported models.
     """
     model_dir, log_dir = directories
-    summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s"}
-    if result.steps_per_sec is not None:
-        summary["speed"] = f"{result.steps_per_sec:,.1f} steps/s"
-    if result.best_step is not None:
-        summary["best step"] = str(result.best_step)
+    summary: dict[str, Any] = {"steps": steps, "time": f"{secs:.1f} s" if secs >= 1 else f"{secs:.2g} s"}
+    if (rate := result.steps_per_sec) is not None:
+        summary["speed"] = f"{rate:,.1f} steps/s" if rate >= 10 else f"{rate:.3g} steps/s"
+    if (best := result.best) is not None:
+        summary["best step"] = str(best.step)
+        if best.name and not result.is_restored:
+            summary[f"best {best.run} {best.name}"] = best.metrics[best.name]
     summary |= {
-        f"{'eval' if result.metrics else 'train'} {name}": f"{value:.4f}"
+        f"{'eval' if result.metrics else 'train'} {name}": value
         for name, value in (result.metrics or result.means).items()
         if not name.startswith("gradient_norm")
     }

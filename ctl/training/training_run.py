@@ -23,7 +23,7 @@ from ctl.training import (
 from ctl.training.active_run import ActiveRun
 from ctl.training.loop_observers import watch_progress
 from ctl.training.prepared import PreparedTrainer
-from ctl.training.run import Run
+from ctl.training.run import Run, note_epoch_length
 from ctl.training.run_options import RunOptions
 
 
@@ -58,6 +58,7 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
     start, start_secs = prepared.step, time.monotonic()
     run_metadata.write_config(prepared, options)
     writers.note(Started(start, run.total, info, resumed_from, compiles=not run.graph_loop.has_run))
+    note_epoch_length(writers, options, run.batches)
     outcome, error_name, paths = RunEnd.FAILED, "", list[str]()
     validation.check_limits(prepared.config, can_save=checkpointing.can_save)
     interruption = signals.Interruption(prepared.config.max_secs)
@@ -100,7 +101,7 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
         raise ends.stopped_error(prepared.step, interruption.received, can_resume=can_resume)
     if outcome is RunEnd.TIME_LIMIT and request.lease is not None:
         request.lease.record_end(outcome.value)
-    return Results(result.values(), end=outcome)
+    return result.results(outcome)
 
 
 def _train_steps(

@@ -2,9 +2,10 @@
 
 import inspect
 import types
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _MODULES = (__name__, "ctl.trainer")  # they define the defaults
 
 
@@ -43,7 +44,7 @@ class UserMethods:
         """Returns one pass over the examples to evaluate, in batches of any size."""
         raise NotImplementedError
 
-    def train_step(self, batch: Any) -> dict[str, Any]:
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
         """Updates the model on one replica's batch. Called while tracing.
 
         Returns name -> `[b]`, one number per example; or `[]`; or a pair (parts of a sum, parts of its
@@ -51,7 +52,7 @@ class UserMethods:
         """
         raise NotImplementedError
 
-    def eval_step(self, batch: Any) -> dict[str, Any]:
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
         """Returns name -> `[b]`, as `train_step`. Each example counts once in the mean."""
         raise NotImplementedError
 
@@ -81,6 +82,11 @@ class UserMethods:
     def moving_averages(self) -> Iterable[tuple[Any, Any]] | None:
         """Returns pairs (variable, its average) of the step; None: the averages of the optimizers."""
         return None
+
+
+def any_signature(method: Callable[..., T]) -> Callable[..., T]:
+    """Marks a method for type checkers: a subclass may define it with other arguments."""
+    return method
 
 
 def is_defined_by_user(trainer: object, method: str) -> bool:

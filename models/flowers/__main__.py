@@ -55,7 +55,7 @@ IMAGES = flags.DEFINE_string(
 
 def flowers(**options):
     """Returns the trainer for the values of the flags."""
-    per_replica = BATCH_SIZE_PER_REPLICA.value
+    per_replica: int | None = BATCH_SIZE_PER_REPLICA.value
     if flags.FLAGS["global_batch_size"].present:
         if flags.FLAGS["batch_size_per_replica"].present:
             raise ctl.UsageError(

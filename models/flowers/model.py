@@ -44,7 +44,7 @@ class Flowers(ctl.Trainer):
 
     def build(self):
         """Creates the network and the served function."""
-        self._check_data_dir(self.classes)
+        self._required(self.classes)
         self.model = keras.Sequential([
             keras.Input((self.image_size, self.image_size, 3)),
             keras.layers.Rescaling(1 / 255),
@@ -120,19 +120,21 @@ class Flowers(ctl.Trainer):
             }
 
     def _data(self, part, batch_size):
-        self._check_data_dir(self.photos)
+        photos = self._required(self.photos)
         if self._pictures is None:
-            self._pictures = open_photos(self.photos, self.reading, self.image_size, self)
+            self._pictures = open_photos(photos, self.reading, self.image_size, self)
         rows, get = self._pictures.rows[part], self._pictures.get
-        arrays = {"index": rows, "label": self.photos.labels[rows]}
+        arrays = {"index": rows, "label": photos.labels[rows]}
         return ctl.from_arrays(arrays, batch_size).map(
             lambda batch: {"image": get(batch["index"]), "label": batch["label"]}
         )
 
     @staticmethod
-    def _check_data_dir(value):
+    def _required(value):
+        """Returns a value that --data_dir determines. Raises UsageError if it is missing."""
         if not value:
             raise ctl.UsageError("--data_dir is missing; expected a directory with a folder per class.")
+        return value
 
     def _check_unchanged(self, flag, value, previous):
         """Raises UsageError if a setting differs from that of the run in model_dir.

@@ -134,7 +134,7 @@ def _describe_unusable(
 ) -> str:
     """Returns a warning about the files that cannot be used, or "". Raises UsageError to end the run."""
     names = [
-        f"{photos.name(i)} ({error_by_number.get(i) or 'refused by another worker'})"
+        f"{photos.name(int(i))} ({error_by_number.get(i) or 'refused by another worker'})"
         for i in np.flatnonzero(is_unusable)
     ]
     names += [f"{photos.inside(path)} (not named .jpg)" for path in photos.other_files]

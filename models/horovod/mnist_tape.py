@@ -48,7 +48,7 @@ def main(argv=None):
             hvd.broadcast_variables(model.variables, root_rank=0)
             hvd.broadcast_variables(optimizer.variables, root_rank=0)
         if step % 20 == 0 and hvd.rank() == 0:
-            print(f"step {step} of {steps}: loss {float(loss):.4f}", flush=True)
+            print(f"step {step} of {steps}: loss {float(loss):.4g}", flush=True)
 
     images, labels = data["test"].values()
     right = tf.reduce_sum(tf.cast(tf.argmax(model(images), -1) == labels, tf.int64))
@@ -58,7 +58,7 @@ def main(argv=None):
         tf.train.Checkpoint(model=model, optimizer=optimizer).save(f"{folder}/ckpt")
     if hvd.rank() == 0:
         percent = 100 * float(right) / len(labels)
-        print(f"loss {mean_loss:.4f}, {percent:.1f} % of {len(labels)} test images", flush=True)
+        print(f"loss {mean_loss:.4g}, {percent:.1f} % of {len(labels)} test images", flush=True)
 
 
 def _model():

@@ -325,8 +325,9 @@ def test_verbose_is_that_of_keras(verbose, monkeypatch, capfd, tmp_path):
     printed = capfd.readouterr()
     assert printed.err == ""
     assert ("done at step" in printed.out) == (verbose > 0)
-    assert ("\nstep " in printed.out) == (verbose == 2)
-    assert len(displays) == (2 if verbose == 1 else 0)
+    assert ("\nEpoch " in printed.out) == (verbose > 0)
+    assert (" - accuracy: " in printed.out) == (verbose == 2)
+    assert len(displays) == (2 if verbose == 1 else 0)  # a bar for each epoch; the second run resumes
     assert bool(printed.out) == (verbose > 0)
 
 

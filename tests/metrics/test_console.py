@@ -101,7 +101,7 @@ def test_the_header_shows_model_strategy_and_data(clock):
         "float32",
         "7",
         "runs/1",
-        "210, 110 trainable, 0.00 MB",
+        "210, 110 trainable, 840 B",
         "resumed from ckpt-400",
     ):
         assert fact in text
