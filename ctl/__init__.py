@@ -36,6 +36,7 @@ _NAMES = {
     "Manifest": "ctl.checkpoints.protocol",
     "MemoryCheckpoints": "ctl.checkpoints.memory",
     "MemoryWriter": "ctl.metrics.memory",
+    "MlflowWriter": "ctl.metrics.mlflow_writer",
     "RunEnd": "ctl.metrics.protocol",
     "NonFiniteError": "ctl.errors",
     "NullCheckpoints": "ctl.checkpoints.protocol",
@@ -49,6 +50,7 @@ _NAMES = {
     "OutOfMemory": "ctl.errors",
     "Stopped": "ctl.errors",
     "TensorBoardWriter": "ctl.metrics.tensorboard",
+    "WandbWriter": "ctl.metrics.wandb_writer",
     "Topology": "ctl.distribute.topology",
     "Trainer": "ctl.trainer",
     "UsageError": "ctl.errors",
@@ -70,10 +72,11 @@ __all__ = [  # noqa: RUF022
     "ChiefOnlyCheckpoints", "Config", "ConsoleWriter", "CtlError", "Decision", "EarlyStopping", "Every",
     "Gradients", "History", "HostAllReduce", "Intervals", "JsonlWriter", "Keep", "KerasTrainer",
     "LossSpike", "Manifest", "Matrix", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter",
-    "MetricWriter", "NonFiniteError", "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory",
-    "PeerLostError", "PrCurve", "ReduceOnPlateau", "RunEnd", "SaveBest", "Stopped", "TensorBoardWriter",
-    "Topology", "Trainer", "UsageError", "evaluate", "example_numbers", "fit", "from_arrays",
-    "make_strategy", "predict", "run", "scale_learning_rate", "shard", "synchronize_batch_norm",
+    "MetricWriter", "MlflowWriter", "NonFiniteError", "NullCallback", "NullCheckpoints", "NullWriter",
+    "OutOfMemory", "PeerLostError", "PrCurve", "ReduceOnPlateau", "RunEnd", "SaveBest", "Stopped",
+    "TensorBoardWriter", "Topology", "Trainer", "UsageError", "WandbWriter", "evaluate",
+    "example_numbers", "fit", "from_arrays", "make_strategy", "predict", "run", "scale_learning_rate",
+    "shard", "synchronize_batch_norm",
 ]  # fmt: skip
 
 _early_signals.install_early_handlers()
@@ -130,8 +133,10 @@ if TYPE_CHECKING:
     from ctl.metrics.figures import Audio, Matrix, PrCurve
     from ctl.metrics.jsonl import JsonlWriter
     from ctl.metrics.memory import MemoryWriter
+    from ctl.metrics.mlflow_writer import MlflowWriter
     from ctl.metrics.protocol import MetricWriter, NullWriter, RunEnd
     from ctl.metrics.tensorboard import TensorBoardWriter
+    from ctl.metrics.wandb_writer import WandbWriter
     from ctl.step.gradient_settings import Gradients
     from ctl.step.optimizers import scale_learning_rate
     from ctl.trainer import Trainer

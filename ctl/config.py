@@ -27,14 +27,15 @@ def _field(value_type: str, default: Any, text: str) -> Any:
     """Returns a field.
 
     Args:
-      value_type: "text", "bool", "list", "choice" (one of the values in `default`, of which the first is
-        the default), "real" (>= 0), "number" (integer >= 0), "positive" (integer >= 1), "steps" (integer or
-        "auto"), "range" ("first:last" or "") or "compile" (one of the values in `default`, or a bool).
+      value_type: "text", "bool", "list", "names" (several of the values in `default`), "choice" (one of
+        the values in `default`, of which the first is the default), "real" (>= 0), "number" (integer >= 0),
+        "positive" (integer >= 1), "steps" (integer or "auto"), "range" ("first:last" or "") or "compile"
+        (one of the values in `default`, or a bool).
       default: Default value, or the possible values.
       text: Help of the flag.
     """
-    choices = default if value_type in ("choice", "compile") else ()
-    first = default[0] if choices else default
+    choices = default if value_type in ("choice", "compile", "names") else ()
+    first = () if value_type == "names" else default[0] if choices else default
     metadata = {"type": value_type, "choices": choices, "help": text}
     return dataclasses.field(default=first, metadata=metadata)
 
@@ -131,6 +132,9 @@ class Config:
     data_position: str = _field("choice", ("auto", "indexed", "skip", "iterator"),
         "How a resumed run restores its position in the data: by index, by skipping, or a saved iterator.")
     # Output
+    writers: Sequence[str] = _field("names", ("console", "tensorboard", "jsonl", "mlflow", "wandb"),
+        "Metric writers: several of console, tensorboard, jsonl, mlflow and wandb. Left out: console, and "
+        "with a model_dir tensorboard and jsonl.")
     keep: str = _field("text", "5",
         "Number of newest checkpoints to keep, optionally also the best and those of every k-th step: "
         "3,best=accuracy,every=1000. 0: all.")
@@ -190,27 +194,17 @@ _TITLE_BY_FIRST_SETTING = {
     "mode": "Task",
     "strategy": "Devices and processes",
     "overfit_batches": "Loop",
-    "keep": "Output",
+    "writers": "Output",
     "on_nonfinite": "Errors",
 }
 GROUPS: dict[str, list[str]] = {}  # title -> names
 for _name in NAMES:
     GROUPS.setdefault(_TITLE_BY_FIRST_SETTING.get(_name) or list(GROUPS)[-1], []).append(_name)
-CONSTRUCTOR_SETTINGS = (
-    "model_dir",
-    "strategy",
-    "global_batch_size",
-    "seed",
-)  # common arguments of subclasses
+# common arguments of subclasses
+CONSTRUCTOR_SETTINGS = ("model_dir", "strategy", "global_batch_size", "seed")
 # not keywords of ctl.Trainer
 RUN_SETTINGS = (
-    "mode",
-    "train_steps",
-    "epochs",
-    "export",
-    "report_hypertune",
-    "full_traceback",
-    "fast_dev_run",
+    *("mode", "train_steps", "epochs", "export", "report_hypertune", "full_traceback", "fast_dev_run"),
 )
 
 
@@ -222,6 +216,11 @@ def check_name(name: str, where: str) -> None:
             f"{where} got {name}=..., which is no setting. "
             + (f"Write {near[0]}=..." if near else f"Expected one of {', '.join(NAMES)}.")
         )
+
+
+def are_names(value: Any) -> bool:
+    """Returns True for a list of strings."""
+    return isinstance(value, Sequence) and all(isinstance(v, str) for v in value)
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -284,10 +283,10 @@ def _check_setting(field: "dataclasses.Field[Any]", value: Any) -> Any:
         expected = "a number >= 0"
     elif value_type == "bool":
         is_valid, expected = isinstance(value, bool), "True or False"
-    elif value_type == "list":
+    elif value_type in ("list", "names"):
         value = tuple(v for v in value.split(",") if v) if isinstance(value, str) else value
-        is_valid = isinstance(value, Sequence) and all(isinstance(v, str) for v in value)
-        expected = "a list of names"
+        is_valid = are_names(value) and (not choices or set(value) <= set(choices))
+        expected = f"a list of {', '.join(choices)}" if choices else "a list of names"
     elif value_type == "choice":
         is_valid = value in choices if isinstance(value, str) else name == "strategy" and value is not None
         expected = f"one of {', '.join(choices)}"
@@ -301,7 +300,7 @@ def _check_setting(field: "dataclasses.Field[Any]", value: Any) -> Any:
         is_valid, expected = isinstance(value, str), "a string"
     if not is_valid:
         raise UsageError(f"{name} is {value!r}; expected {expected}.")
-    return {"real": float, "list": tuple}.get(value_type, lambda same: same)(value)
+    return {"real": float, "list": tuple, "names": tuple}.get(value_type, lambda same: same)(value)
 
 
 def read_command_line(
@@ -315,7 +314,8 @@ def read_command_line(
     user_arguments = _user_arguments(trainer)
     settings = {}
     for name in NAMES:
-        keyword = None if name in user_arguments else remaining.pop(name, None)
+        is_object = name == "writers" and not are_names(remaining.get(name))  # metric writers
+        keyword = None if name in user_arguments or is_object else remaining.pop(name, None)
         if values[name].present:
             settings[name] = values[name].value
         elif keyword is not None:
@@ -394,7 +394,7 @@ def create_signature(constructor: Callable[..., Any]) -> inspect.Signature:
     settings = [
         kinds(name, kinds.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for name, field in FIELDS.items()
-        if name not in RUN_SETTINGS
+        if name not in (*RUN_SETTINGS, "writers")  # a named argument
     ]
     named = [p for p in inspect.signature(constructor).parameters.values() if p.kind != kinds.VAR_KEYWORD]
     return inspect.Signature([*named, *settings])

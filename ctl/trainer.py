@@ -86,7 +86,8 @@ class Trainer(UserMethods):
         *,
         intervals: Intervals | None = None,
         checkpoints: CheckpointManager | None = None,
-        writers: Sequence[MetricWriterLike] | None = None,
+        writers: Sequence[MetricWriterLike | str] | None = None,
+        extra_writers: Sequence[MetricWriterLike] | None = None,
         callbacks: Sequence[Callback | Any] = (),
         **settings: Any,
     ):
@@ -97,7 +98,8 @@ class Trainer(UserMethods):
           settings: Settings by name, such as `model_dir="/tmp/run"`. They override `config`.
           intervals: Intervals of logs, evaluations and saves, also in seconds or epochs.
           checkpoints: Checkpoint manager. Defaults to `model_dir/checkpoints` with the setting `keep`.
-          writers: Metric writers. Defaults to the console, TensorBoard and `metrics.jsonl` in `model_dir`.
+          writers: Metric writers, or their names. Defaults to the console, and files in `model_dir`.
+          extra_writers: Metric writers in addition to those.
           callbacks: Callbacks, for example `ctl.EarlyStopping("loss")`.
 
         Raises UsageError for an unknown setting or an invalid value.
@@ -105,8 +107,9 @@ class Trainer(UserMethods):
         exit_hook.install_exit_hook()
         if notebook.shell() is not None:  # TensorFlow logs INFO messages in notebooks
             log_filter.quiet_logs()
+        settings = construction.with_writer_names(settings, writers)
         self.config = config = config_lib.resolve_config(type(self), config, settings)
-        validation.check_checkpoints_and_writers(checkpoints, writers)
+        validation.check_checkpoints_and_writers(checkpoints, writers, extra_writers)
         self.strategy = construction.strategy_of(config)
         self.topology = strategies.topology_of(self.strategy)
         self.global_batch_size, self.seed = config.global_batch_size, config.seed
@@ -122,7 +125,8 @@ class Trainer(UserMethods):
         self.gradients = Gradients(on_nonfinite=config.on_nonfinite)
         self.hparams: dict[str, Any] = {}
         self._checkpoints = construction.checkpoints_of(config) if checkpoints is None else checkpoints
-        self._writers = writers
+        self._writers = construction.writers_of(config, writers)
+        self.extra_writers = self.extra_writers if extra_writers is None else extra_writers
         self._prepared_trainer: PreparedTrainer | None = None
         self._rows_may_vary = False  # True if the number of rows of a batch divides no loss
 
@@ -328,11 +332,8 @@ class Trainer(UserMethods):
             mask=mask,
             context=step.context,
         )
-        if regularization is None:
-            return loss
-        terms = [tf.cast(tf.reduce_sum(t), loss.dtype) for t in tf.nest.flatten(regularization)]
         shares = self.topology.num_replicas * step.context.num_parts
-        return loss + tf.add_n(terms) / shares if terms else loss
+        return averaging.add_regularization(loss, regularization, shares)
 
     @tf.autograph.experimental.do_not_convert
     def gather(self, rows: Any) -> tuple[Any, Any]:

@@ -248,7 +248,7 @@ def test_the_public_names_are_fixed():
         "Audio", "BackupCheckpoints", "Callback", "CheckpointError", "CheckpointManager",
         "ChiefOnlyCheckpoints", "Config", "ConsoleWriter", "CtlError", "Decision", "EarlyStopping", "Every",
         "Gradients", "History", "HostAllReduce", "Intervals", "JsonlWriter", "Keep", "KerasTrainer",
-        "LossSpike", "Matrix", "PrCurve",
+        "LossSpike", "Matrix", "MlflowWriter", "PrCurve", "WandbWriter",
         "Manifest", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter", "NonFiniteError",
         "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory", "PeerLostError",
         "MetricWriter", "ReduceOnPlateau", "RunEnd", "SaveBest", "Stopped", "TensorBoardWriter",
