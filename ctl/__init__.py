@@ -36,7 +36,7 @@ _NAMES = {
     "Manifest": "ctl.checkpoints.protocol",
     "MemoryCheckpoints": "ctl.checkpoints.memory",
     "MemoryWriter": "ctl.metrics.memory",
-    "MlflowWriter": "ctl.metrics.mlflow_writer",
+    "MlflowWriter": "ctl.trackers.mlflow_writer",
     "RunEnd": "ctl.metrics.protocol",
     "NonFiniteError": "ctl.errors",
     "NullCheckpoints": "ctl.checkpoints.protocol",
@@ -50,7 +50,7 @@ _NAMES = {
     "OutOfMemory": "ctl.errors",
     "Stopped": "ctl.errors",
     "TensorBoardWriter": "ctl.metrics.tensorboard",
-    "WandbWriter": "ctl.metrics.wandb_writer",
+    "WandbWriter": "ctl.trackers.wandb_writer",
     "Topology": "ctl.distribute.topology",
     "Trainer": "ctl.trainer",
     "UsageError": "ctl.errors",
@@ -133,10 +133,10 @@ if TYPE_CHECKING:
     from ctl.metrics.figures import Audio, Matrix, PrCurve
     from ctl.metrics.jsonl import JsonlWriter
     from ctl.metrics.memory import MemoryWriter
-    from ctl.metrics.mlflow_writer import MlflowWriter
     from ctl.metrics.protocol import MetricWriter, NullWriter, RunEnd
     from ctl.metrics.tensorboard import TensorBoardWriter
-    from ctl.metrics.wandb_writer import WandbWriter
     from ctl.step.gradient_settings import Gradients
     from ctl.step.optimizers import scale_learning_rate
+    from ctl.trackers.mlflow_writer import MlflowWriter
+    from ctl.trackers.wandb_writer import WandbWriter
     from ctl.trainer import Trainer

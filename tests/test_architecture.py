@@ -24,7 +24,7 @@ LAYERS = [
     ["launch", "config"],
     ["deploy", "callbacks", "config_flags", "fast_dev_run"],
     ["step", "data", "checkpoints", "metrics"],
-    ["hvd", "profiling", "evaluator", "parameter_server"],
+    ["hvd", "profiling", "evaluator", "parameter_server", "trackers"],
     ["training"],
     ["trainer", "tools"],
     ["keras", "testing"],

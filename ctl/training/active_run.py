@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunInfo
 from ctl.supervision.signals import Interruption
-from ctl.training import run_ids
+from ctl.trackers import run_ids
 from ctl.training.batch_size_check import BatchSizeCheck
 
 

@@ -15,7 +15,7 @@ from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.metrics.adapter import MetricWriterLike
 from ctl.step.reducers.local_sgd import check_outer_optimizer
-from ctl.training import default_writers
+from ctl.trackers.registry import check_writer_names
 
 _MAY_DIFFER = ("model_dir", "strategy")  # between workers that are not started with flags
 _SETTING_BY_FIELD = {  # of Intervals
@@ -37,7 +37,7 @@ def strategy_of(
       topology: Topology of the job. Defaults to that of the environment.
     """
     check_outer_optimizer(config)
-    default_writers.check_names(config.writers, config.model_dir)
+    check_writer_names(config.writers, config.model_dir)
     if not isinstance(config.strategy, str):
         return config.strategy
     if flags is None:

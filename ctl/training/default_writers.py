@@ -1,23 +1,17 @@
 """Metric writers of a process: those of the user, named ones, or the default ones."""
 
-import importlib
-import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 
-from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.metrics.adapter import MetricWriterLike, as_writers
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import MetricWriter
+from ctl.trackers.registry import create_trackers
 from ctl.training.run_options import RunOptions
 
 METRICS_FILE = "metrics.jsonl"
 _DEFAULT_NAMES = ("console", "jsonl", "tensorboard")
-_TRACKERS = {  # name -> module and class of the writer, and the required library
-    "mlflow": ("ctl.metrics.mlflow_writer", "MlflowWriter", "mlflow"),
-    "wandb": ("ctl.metrics.wandb_writer", "WandbWriter", "wandb"),
-}
 _log = logging.getLogger("ctl")
 
 
@@ -60,32 +54,6 @@ def default_writers(
     return writers
 
 
-def check_names(names: Sequence[str], model_dir: str | None) -> None:
-    """Raises UsageError for named writers without their library, or without the directory of their files.
-
-    Args:
-      names: Names of writers, which are valid.
-      model_dir: Directory of the run, or None.
-    """
-    for name in names:
-        if name in _TRACKERS and not _is_installed(_TRACKERS[name][2]):
-            raise UsageError(
-                f"writers has {name}, and the package {name} is not installed. Run pip install "
-                f"'tf-ctl[{name}]', or leave {name} out."
-            )
-        if name in ("jsonl", "tensorboard") and not model_dir:
-            raise UsageError(
-                f"writers has {name}, which writes files, and there is no model_dir. Give the model_dir "
-                f"(--model_dir), or leave {name} out."
-            )
-
-
-def _is_installed(module: str) -> bool:
-    """Returns False also for a directory without code, such as the logs of W&B in `wandb/`."""
-    spec = importlib.util.find_spec(module)
-    return spec is not None and spec.origin is not None
-
-
 def created_writers(
     model_dir: str | None, options: RunOptions, *, metrics_file: str = METRICS_FILE
 ) -> list[MetricWriterLike]:
@@ -96,20 +64,16 @@ def created_writers(
       options: Options of the run.
       metrics_file: File name of the JSON lines.
     """
-    given: Sequence[MetricWriterLike | str] = _DEFAULT_NAMES if options.writers is None else options.writers
-    names = [writer for writer in given if isinstance(writer, str)]
-    writers: list[MetricWriterLike] = [writer for writer in given if not isinstance(writer, str)]
+    requested = _DEFAULT_NAMES if options.writers is None else options.writers
+    names = [writer for writer in requested if isinstance(writer, str)]
+    writers: list[MetricWriterLike] = [writer for writer in requested if not isinstance(writer, str)]
     if not names:
         return writers
     files = [name for name in names if name in _DEFAULT_NAMES]
     writers += default_writers(
         model_dir, options.log_dir, metrics_file=metrics_file, console="console" in names, files=files
     )
-    for name in names:
-        if name in _TRACKERS:
-            module, class_name, _ = _TRACKERS[name]
-            writers.append(getattr(importlib.import_module(module), class_name)())
-    return writers
+    return [*writers, *create_trackers(names)]
 
 
 def writers_of_run(

@@ -25,7 +25,7 @@ from ctl.io import paths
 from ctl.metrics.parameters import Parameter, parameter_total
 from ctl.metrics.protocol import Joined, RunInfo
 from ctl.tensorflow_patches import optimizer_attributes
-from ctl.training import run_ids
+from ctl.trackers import run_ids
 from ctl.training.prepared import PreparedTrainer
 from ctl.training.run_options import RunOptions
 from ctl.training.run_result import RunResult

@@ -209,7 +209,7 @@ def check_checkpoints_and_writers(checkpoints: Any, writers: Any, extra_writers:
         )
     for name, value in {"writers": writers, "extra_writers": extra_writers}.items():
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
-        if name == "writers" and is_list and are_names(value):
+        if name == "writers" and are_names(value):
             continue  # which the settings have checked
         if value is not None and not (is_list and all(map(is_writer, value))):
             names = ', or a list of names, e.g. ["console"]' if name == "writers" else ""

@@ -6,7 +6,7 @@ import uuid
 
 from ctl.io import paths
 
-FILE = "run_id"  # in model_dir
+_FILE = "run_id"  # in model_dir
 _MAX_LENGTH = 64
 _log = logging.getLogger("ctl")
 
@@ -21,7 +21,7 @@ def run_id_of(model_dir: str, default: str = "") -> str:
     run_id = default or new_run_id()
     if not model_dir:
         return run_id
-    path = paths.path(model_dir) / FILE
+    path = paths.path(model_dir) / _FILE
     try:
         with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
             stored = paths.read_file(path).decode().strip()

@@ -13,7 +13,7 @@ from typing import Any
 from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.metrics.protocol import Ended, Joined, RunEnd, Started
-from ctl.metrics.tracker import TrackerWriter
+from ctl.trackers.background_writer import TrackerWriter
 
 _STEP = "step"
 _CONNECTION_TIMEOUT_SECS = 5.0
@@ -27,7 +27,7 @@ class WandbWriter(TrackerWriter):
 
     The server, the credentials and the mode are those of W&B: `wandb login`, WANDB_MODE=offline and its
     other variables. A run that resumes in its model_dir continues the run of W&B with the same identifier.
-    The horizontal axis is the metric "step". An evaluator process has a run of its own in the same group,
+    The horizontal axis is the metric "step". An evaluator process has a separate run in the same group,
     because two processes cannot write one run. Files are in `model_dir/wandb`.
 
     >>> ctl.fit(model, x, y, model_dir="/tmp/run", extra_writers=[ctl.WandbWriter()])
@@ -131,7 +131,7 @@ class WandbWriter(TrackerWriter):
         self._wandb_run = self._wandb.init(
             **arguments,
             dir=os.environ.get("WANDB_DIR") or (directory if is_local else None),
-            config=_plain(config),
+            config=_displayable(config),
             resume="allow",
             settings=self._wandb.Settings(silent=True, console="off", reinit="create_new"),
         )
@@ -155,7 +155,7 @@ def _has_credentials(settings: Any) -> bool:
 
 
 def _check_connection(url: str) -> None:
-    """Raises OSError if the server does not answer. Then `wandb.init` would block the end of the process."""
+    """Raises OSError if the server does not answer, as `wandb.init` would block the exit of the process."""
     address = urllib.parse.urlsplit(url)
     if address.scheme in urllib.request.getproxies():
         return
@@ -163,7 +163,7 @@ def _check_connection(url: str) -> None:
     socket.create_connection((address.hostname or "", port), _CONNECTION_TIMEOUT_SECS).close()
 
 
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+def _displayable(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as types that W&B displays."""
     is_plain = (bool, int, float, str, list, dict, type(None))
     return {name: value if isinstance(value, is_plain) else str(value) for name, value in config.items()}

@@ -9,7 +9,7 @@ from typing import Any
 from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.metrics.protocol import Ended, Joined, RunEnd, Started
-from ctl.metrics.tracker import TrackerWriter
+from ctl.trackers.background_writer import TrackerWriter
 
 _RUN_ID_TAG = "ctl.run_id"
 _END_TAGS = ("ctl.status", "ctl.end", "ctl.error")
@@ -19,7 +19,7 @@ _MAX_PARAMS = 100  # of one request
 _INVALID_CHARACTERS = re.compile(r"[^\w\-. :/]")
 _SOURCE_TAGS = {"command": "mlflow.source.name", "git_commit": "mlflow.source.git.commit"}
 _TRANSIENT_CODES = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "IO_ERROR")
-_CLIENT_DEFAULTS = {  # the writer retries by itself, in its thread
+_CLIENT_DEFAULTS = {  # the thread of the writer retries
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
