@@ -97,7 +97,7 @@ class Joined:
     The next `Ended` is the end of this process, not of the run.
 
     Attributes:
-      run_id: Identifier of the run, see `RunInfo`.
+      run_id: `RunInfo.run_id` of the run.
       model: Name of the Trainer subclass.
       model_dir: Directory of the run.
     """

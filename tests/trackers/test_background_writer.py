@@ -117,8 +117,11 @@ def test_the_end_waits_for_a_tracker_that_answers():
 
 def test_a_roll_back_continues_the_run():
     writer = ListTracker()
+    writer.gate.clear()
     writer.note(Started(0, 4, INFO))
     writer.note(Started(2, None, INFO))
+    assert [thread.name for thread in threading.enumerate()].count("ctl-tracker") == 1
+    writer.gate.set()
     assert run(writer)[:2] == [("start", "a1"), ("start", "a1")]
     assert [call[0] for call in writer.calls].count("end") == 1
 
