@@ -12,6 +12,7 @@ from ctl.metrics.protocol import Ended, Event, Exported, Joined, MetricWriter, S
 _QUEUE_SIZE = 10_000
 _RETRY_SECS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # waits before the retries of a call; the last one repeats
 _POLL_SECS = 0.05
+_OPEN_FACTOR = 6.0  # of `close_secs`, for a tracker that has not answered its first call
 _STOP = object()
 _log = logging.getLogger("ctl")
 
@@ -24,8 +25,8 @@ class TrackerWriter(MetricWriter):
     until the end of the run. A call that fails with another error is discarded; if it is `start_run` or
     `join_run`, all calls until the next run are discarded. Only the first failure logs a warning.
 
-    `Ended` blocks until all calls are complete, at most `upload_secs`; if the tracker has not answered, or
-    its newest call has failed, at most `close_secs`.
+    `Ended` blocks until all calls are complete, at most `upload_secs`; if the newest call has failed, at
+    most `close_secs`; if the tracker has not answered its first call, six times as long.
 
     A subclass defines the methods that the thread calls: `start_run`, `join_run`, `log_metrics`,
     `log_exports`, `end_run`, and optionally `is_transient`. Metrics have names such as "train/loss" and
@@ -33,7 +34,7 @@ class TrackerWriter(MetricWriter):
 
     Args:
       title: Name of the tracker for messages.
-      close_secs: Maximum wait at the end of a run for a tracker that does not answer (seconds).
+      close_secs: Maximum wait at the end of a run for a tracker that fails (seconds).
       upload_secs: Maximum wait at the end of a run for a tracker that answers (seconds).
     """
 
@@ -45,6 +46,7 @@ class TrackerWriter(MetricWriter):
         self._cancelled = threading.Event()  # ends the current thread
         self._has_warned = False
         self._is_connected = False  # True if the newest call has succeeded
+        self._is_failing = False  # True if the newest call has failed
 
     def start_run(self, event: Started) -> None:
         """Creates the tracker's run with its parameters, or resumes the one with the same `run_id`."""
@@ -99,7 +101,7 @@ class TrackerWriter(MetricWriter):
             self._post(call)
             return
         self._queue, self._cancelled = queue.Queue(_QUEUE_SIZE), threading.Event()
-        self._has_warned = self._is_connected = False
+        self._has_warned = self._is_connected = self._is_failing = False
         self._thread = threading.Thread(
             target=self._execute_calls,
             args=(call, self._queue, self._cancelled),
@@ -124,9 +126,8 @@ class TrackerWriter(MetricWriter):
             _put_last(self._queue, item)
         start_secs = time.monotonic()
         while thread.is_alive():
-            if time.monotonic() - start_secs >= (
-                self._upload_secs if self._is_connected else self._close_secs
-            ):
+            limit_secs = self._close_secs if self._is_failing else _OPEN_FACTOR * self._close_secs
+            if time.monotonic() - start_secs >= (self._upload_secs if self._is_connected else limit_secs):
                 self._cancelled.set()
                 self._warn_once("no answer")
                 return
@@ -149,10 +150,10 @@ class TrackerWriter(MetricWriter):
         while not cancelled.is_set():
             try:
                 call()
-                self._is_connected = True
+                self._is_connected, self._is_failing = True, False
                 return True
             except Exception as error:
-                self._is_connected = False
+                self._is_connected, self._is_failing = False, True
                 self._warn_once(f"{type(error).__name__}: {_first_line(error)}")
                 if not self.is_transient(error):
                     return False
