@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ctl.checkpoints import commit
 from ctl.data.grain_batches import GrainBatches
 from small_models import every_step
 
@@ -85,6 +86,12 @@ def trained(make_data, *, steps=None, epochs=None, **options):
     return trainer._steps
 
 
+def newest_manifest(model_dir):
+    directory = model_dir / "checkpoints"
+    step = max(ctl.ChiefOnlyCheckpoints(str(directory)).steps())
+    return commit.read_manifest(directory / f"ckpt-{step}")
+
+
 def generator():
     return map(batch_of, range(NUM_BATCHES))
 
@@ -155,10 +162,32 @@ def test_a_resumed_run_continues_with_the_next_batch(name, epochs, tmp_path, cap
     end = NUM_BATCHES * (epochs - 1) + 2  # within the last pass
     interrupted = Recording(SOURCES[name], stop_at=end, model_dir=tmp_path / "b")
     interrupted.train(epochs=epochs)
+    if "grain" in name:
+        assert newest_manifest(tmp_path / "b").data["iterator"]["batches"] == end
     caplog.clear()
     resumed = trained(SOURCES[name], epochs=epochs, model_dir=tmp_path / "b")
     assert interrupted._steps + resumed == unbroken
     assert ("repeat its results" in caplog.text) == (name == "generator")
+
+
+def test_a_resumed_run_calls_the_hooks_of_earlier_passes(tmp_path):
+    class Reordered(Batches):
+        """Changes the order of its batches after each pass, with a generator of its own."""
+
+        def __init__(self):
+            super().__init__([])
+            self.order, self.generator = np.arange(NUM_BATCHES), np.random.default_rng(1)
+
+        def __getitem__(self, index):
+            return batch_of(self.order[index])
+
+        def on_epoch_end(self):
+            self.generator.shuffle(self.order)
+
+    unbroken = trained(Reordered, epochs=3)
+    assert unbroken[:NUM_BATCHES] != unbroken[NUM_BATCHES : 2 * NUM_BATCHES]
+    Recording(Reordered, stop_at=12, model_dir=tmp_path).train(epochs=3)
+    assert trained(Reordered, epochs=3, model_dir=tmp_path) == unbroken[12:]
 
 
 def test_a_resumed_run_reads_no_batch_of_a_py_dataset_again(tmp_path):
