@@ -85,7 +85,7 @@ def test_the_best_checkpoint_needs_a_metric_of_the_evaluation(best):
 
 
 @pytest.mark.parametrize("options", [
-    {"checkpoints": "directory"}, {"writers": ["console"]}, {"writers": ctl.NullWriter()},
+    {"checkpoints": "directory"}, {"writers": ["screen"]}, {"writers": ctl.NullWriter()},
 ], ids=["a manager", "a list", "one writer"])  # fmt: skip
 def test_parts_of_another_type_are_refused(options):
     with pytest.raises(ctl.UsageError, match=next(iter(options))):

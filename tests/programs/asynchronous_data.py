@@ -61,7 +61,7 @@ class LeastSquares(ctl.Trainer):
         return {"loss": loss}
 
     def whole_loss(self):
-        x, y = tf.nest.flatten(self.train_data(200)._arrays)
+        x, y = tf.nest.flatten(self.train_data(200).rows.tensors())
         return float(tf.reduce_mean((self.model(x)[:, 0] - y) ** 2).numpy())
 
 

@@ -196,7 +196,7 @@ class ShortTokens(Tokens):
     """17 sentences in batches of 8. The last batch has one sentence."""
 
     def train_data(self, batch_size):
-        word_ids, tags = super().train_data(batch_size)._arrays
+        word_ids, tags = super().train_data(batch_size).rows.tensors()
         return tf.data.Dataset.from_tensor_slices((word_ids[:17], tags[:17])).batch(batch_size)
 
 

@@ -42,7 +42,7 @@ def workers(run_program):
 
 
 def test_a_mask_gives_the_mean_over_the_tokens_of_the_global_batch(single, mirrored):
-    token_ids, tags = (a.numpy() for a in map(tf.convert_to_tensor, Tokens.train_data(None, 40)._arrays))
+    token_ids, tags = (a.numpy() for a in map(tf.convert_to_tensor, Tokens.train_data(None, 40).rows.tensors()))
     assert (token_ids[: BATCH // 2] > 0).sum() != (token_ids[BATCH // 2 : BATCH] > 0).sum(), "equal halves"
     assert single["tokens"]["losses"][0] == pytest.approx(np.log(4), abs=0.05)
     np.testing.assert_allclose(single["tokens"]["losses"], mirrored["tokens"]["losses"], atol=1e-6)
@@ -320,7 +320,7 @@ def test_masks_of_parts_give_the_mean_over_the_whole_batch(monkeypatch, single, 
 def test_masks_of_parts_train_as_a_loop_by_hand_does(single, mirrored):
     trainer = Tokens(strategy="default", **NO_REPORTS)
     trainer.build()
-    token_ids, tags = trainer.train_data(BATCH)._arrays
+    token_ids, tags = trainer.train_data(BATCH).rows.tensors()
     variables, expected = trainer.model.trainable_variables, []
     for step in range(9):
         rows = slice(step * BATCH % 40, step * BATCH % 40 + BATCH)

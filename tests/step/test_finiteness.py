@@ -94,7 +94,7 @@ def test_a_skipped_step_changes_only_the_step_number(where, num_replicas, two_re
 
     class Without(Poisoned):
         def train_data(self, batch_size):
-            arrays = super().train_data(batch_size)._arrays
+            arrays = super().train_data(batch_size).rows.tensors()
             is_kept = np.arange(EXAMPLES) // BATCH != BAD
             arrays_without_bad = {k: np.asarray(v)[is_kept] for k, v in arrays.items()}
             return ctl.from_arrays(arrays_without_bad, batch_size, shuffle=False)
@@ -153,7 +153,7 @@ def test_rollback_restores_the_newest_checkpoint_and_skips_the_bad_data(hook, tm
 
     class Straight(Poisoned):  # the batches 0, 1, 4, 5, 6, 7
         def train_data(self, batch_size):
-            arrays = super().train_data(batch_size)._arrays
+            arrays = super().train_data(batch_size).rows.tensors()
             is_kept = ~np.isin(np.arange(EXAMPLES) // BATCH, [2, 3])
             return ctl.from_arrays(
                 {k: np.asarray(v)[is_kept] for k, v in arrays.items()}, batch_size, shuffle=False

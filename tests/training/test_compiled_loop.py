@@ -214,7 +214,7 @@ def test_a_step_that_is_not_finite_is_skipped_or_rolled_back_as_in_an_uncompiled
 class OneBad(Follower):
     def train_data(self, batch_size):
         bad = examples()
-        bad["x"][13] = np.inf
+        bad["x"][5] = np.inf  # example of the third step
         return ctl.from_arrays((bad["x"], bad["id"]), batch_size)
 
 
