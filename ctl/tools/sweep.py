@@ -62,6 +62,11 @@ class SweepRun:
     metrics: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def flag_values(self) -> list[str]:
+        """Settings as "name=value"."""
+        return [f"{name}={value}" for name, value in self.settings.items()]
+
+    @property
     def digest(self) -> str:
         """Hash of the command, because the command may contain secrets."""
         return hashlib.sha256("\0".join(self.command).encode()).hexdigest()
@@ -216,7 +221,7 @@ class _Sweep:
                     Topology(),
                     output=file.fileno(),
                     errors=file.fileno(),
-                    environ=_gpu_environment(slot),
+                    environ={"CTL_SWEPT_SETTINGS": ",".join(run.flag_values), **_gpu_environment(slot)},
                 )
         except OSError as e:
             raise UsageError(f"{run.command[0]!r} cannot be started with the log {log} ({e})") from e
@@ -347,7 +352,7 @@ def _gpu_environment(slot: int) -> dict[str, str]:
 
 
 def _format_settings(run: SweepRun) -> str:
-    return " ".join(f"{name}={value}" for name, value in run.settings.items())
+    return " ".join(run.flag_values)
 
 
 def _format_value(value: Any) -> str:

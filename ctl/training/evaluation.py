@@ -26,7 +26,7 @@ from ctl.metrics.protocol import Ended, EvaluationSets, RunEnd
 from ctl.step import keras_metrics
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Interruption
-from ctl.training import input_pipeline, validation
+from ctl.training import input_pipeline, run_metadata, validation
 from ctl.training.default_writers import writers_of_run
 from ctl.training.evaluation_observer import EvaluationObserver
 from ctl.training.graph_loop import StepLoop
@@ -106,8 +106,11 @@ def _evaluate_set(
     all_reduce, loop = prepared.world.host_all_reduce, prepared.programs.eval_loop(name)
     with _together(all_reduce):
         batches = open_batches()
-    interruption, is_chief = prepared.activity.interruption, prepared.world.is_chief
-    source = data_name(name)
+    source, is_chief, interruption = (
+        data_name(name),
+        prepared.world.is_chief,
+        prepared.activity.interruption,
+    )
     decides = is_chief or all_reduce.num_workers == 1  # an evaluator is no chief
     observation = None if observer is None else _Observation(observer, loop, all_reduce, decides)
     packed, ran = _run(loop, batches, all_reduce, source, is_chief, interruption, observation)
@@ -139,7 +142,7 @@ class _Observation:
 
     def end(self, first_batch: int, packed: Any) -> bool:
         """Returns True on all workers if the observer of the chief ends the evaluation."""
-        means, ends = _result(self.loop, self.all_reduce, packed).means, False
+        means = _result(self.loop, self.all_reduce, packed).means
         with _together(self.all_reduce):
             ends = self.observer.batch_ends(first_batch + self.observer.batches_per_call - 1, means)
         return bool(self.all_reduce.sum([float(ends and self.decides)])[0])
@@ -193,6 +196,8 @@ def report_evaluation(prepared: PreparedTrainer, options: RunOptions, means: Map
     """Writes the results of an evaluation outside a run to the metric writers."""
     model_dir = prepared.config.model_dir
     writers = writers_of_run(model_dir, options, is_chief=prepared.world.is_chief)
+    if writers and prepared.world.is_chief:
+        writers.note(run_metadata.joined_run(prepared))
     writers.note(EvaluationSets(prepared.activity.eval_set_names))
     writers.write(prepared.step, means, "eval")
     writers.note(Ended(prepared.step, RunEnd.DONE, {**means, "model_dir": model_dir or None}))

@@ -13,8 +13,5 @@ class EvaluationObserver:
         """Called before a graph call, with the index of its first batch."""
 
     def batch_ends(self, batch: int, means: Mapping[str, float]) -> bool:
-        """Called with the index of the last batch of a full graph call, and metrics of all batches.
-
-        Returns True to end the evaluation. The value of the chief applies.
-        """
+        """Called after a graph call with its last index. The chief returns True to end the evaluation."""
         return False
