@@ -18,6 +18,7 @@ from ctl.callbacks.protocol import Callback, Decision
 from ctl.distribute.keras_objects import unwrap
 from ctl.errors import UsageError
 from ctl.keras.data import Epochs
+from ctl.keras.evaluation_batches import EvaluationBatches
 from ctl.keras.own_steps import has_own
 from ctl.keras.trainer import KerasTrainer
 from ctl.tensorflow_patches import keras_models
@@ -25,15 +26,12 @@ from ctl.training import validation
 
 _NOT_OF_KERAS = ("steps_per_sec", "examples_per_sec", "gradient_norm", "learning_rate")
 _REFUSED = {  # class name -> reason and replacement
-    "BackupAndRestore": "its backup lacks the place in the data; write "
-    "checkpoints=ctl.BackupCheckpoints(backup_dir)",
-    "TensorBoard": "it follows Keras's own loop; give model_dir=..., where ctl writes logs for TensorBoard",
     "SwapEMAWeights": "checkpoints between its swaps would hold the averages as weights; use "
     "ctl.KerasTrainer, which evaluates and exports with the averages",
     "ProgbarLogger": "ctl has a console of its own; write verbose=1",
     "TerminateOnNaN": "leave it out: a run ends with a NonFiniteError at a gradient that is not finite",
 }
-_WRITES_FILES = ("CSVLogger", "RemoteMonitor")
+_WRITES_FILES = ("CSVLogger", "RemoteMonitor", "TensorBoard")
 _OF_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _OF_PREDICT_BATCHES = ("on_predict_batch_begin", "on_predict_batch_end")
 _OF_TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
@@ -62,11 +60,13 @@ class KerasCallbacks(Callback):
         *,
         is_chief: bool,
     ):
-        self._given = [c for c in callbacks if is_chief or not _is_of_keras(c, *_WRITES_FILES)]
-        self._elsewhere = [] if is_chief else [c for c in callbacks if _is_of_keras(c, "ModelCheckpoint")]
+        self._given = [c for c in callbacks if is_chief or not is_of_keras(c, *_WRITES_FILES)]
+        self._elsewhere = [] if is_chief else [c for c in callbacks if is_of_keras(c, "ModelCheckpoint")]
         self._model, self._params = model, dict(params)
         self._plan, self._steps = plan, plan.steps
         self._per_batch = any(map(is_of_batches, self._given))
+        self._steps_per_execution = int(getattr(model, "steps_per_execution", 1) or 1)
+        self.evaluation_batches = EvaluationBatches(model) if has_test_batches(self._given) else None
         self._list: Any = None
         self._open: int | None = None  # number of the epoch in progress
         self._batch = -1  # step of the batch in progress
@@ -92,7 +92,10 @@ class KerasCallbacks(Callback):
         """
         self._begin_train()
         if run == "eval":
-            if self._is_planned(step):
+            is_planned = self._is_planned(step)
+            if self.evaluation_batches is not None:
+                self.evaluation_batches.begin(self._list if is_planned else None)
+            if is_planned:
                 self._list.on_test_begin()
             return None
         epoch = self._plan.first + step // self._steps
@@ -109,7 +112,8 @@ class KerasCallbacks(Callback):
           step: Number of completed steps.
           means: Means of the metrics since the begin of the epoch.
         """
-        self._list.on_train_batch_end((step - 1) % self._steps, _of_keras(means))
+        begin = self._batch % self._steps  # of an incomplete execution, Keras passes its planned end
+        self._list.on_train_batch_end(begin + self._steps_per_execution - 1, _of_keras(means))
         if step % self._steps and not self._model.stop_training:
             self._begin_batch(step)
         return self._decision(step)
@@ -209,21 +213,18 @@ class BatchCallbackTrainer(KerasTrainer):
         return self._prepared_trainer.callbacks.carry_out(step, [decision])
 
 
-def sorted_callbacks(
-    callbacks: Any, model: Any, *, evaluates: bool = True
-) -> tuple[list[Callback], list[Any]]:
-    """Returns the ctl callbacks and the Keras callbacks of `given`.
+def sorted_callbacks(callbacks: Any, model: Any) -> tuple[list[Callback], list[Any]]:
+    """Returns the ctl callbacks and the Keras callbacks of `callbacks`.
 
-    Raises UsageError for other objects, for Keras callbacks that `ctl.fit` does not support, and for
-    callbacks with methods for test batches if the training `evaluates`.
+    Raises UsageError for other objects, and for Keras callbacks that `ctl.fit` does not support.
     """
     ours: list[Callback] = []
     theirs: list[Any] = []
-    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []:
+    for callback in listed_callbacks(callbacks):
         if is_callback(callback):
             ours.append(callback)
-        elif _is_of_keras(callback, "Callback"):
-            _check(callback, model, evaluates)
+        elif is_of_keras(callback, "Callback"):
+            _check(callback, model)
             theirs.append(callback)
         else:
             raise UsageError(
@@ -233,10 +234,19 @@ def sorted_callbacks(
     return ours, theirs
 
 
+def listed_callbacks(callbacks: Any) -> Sequence[Any]:
+    """Returns the callbacks of a list or `CallbackList`, without those that Keras adds to the latter."""
+    if isinstance(callbacks, (list, tuple)):
+        return callbacks
+    if is_of_keras(callbacks, "CallbackList"):
+        return [c for c in callbacks.callbacks if not is_of_keras(c, "History", "ProgbarLogger")]
+    return [callbacks] if callbacks else []
+
+
 def callback_list(callbacks: Any, model: Any) -> Any:
     """Returns a `keras.callbacks.CallbackList` for an evaluation or predictions outside of a training.
 
-    Raises UsageError for ctl callbacks and for callbacks with methods for single batches.
+    Raises UsageError for ctl callbacks.
     """
     from keras import callbacks as keras_callbacks
 
@@ -246,25 +256,29 @@ def callback_list(callbacks: Any, model: Any) -> Any:
             f"callbacks has a {type(ours[0]).__name__}, which follows a training; expected Keras callbacks "
             "with on_test_begin, on_test_end, on_predict_begin or on_predict_end."
         )
-    for callback in theirs:
-        if _overrides(callback, _OF_PREDICT_BATCHES):
-            raise UsageError(
-                f"{type(callback).__name__} has on_predict_batch_begin or on_predict_batch_end, which are "
-                "not called here. Use on_predict_begin and on_predict_end, or call model.predict."
-            )
     return keras_callbacks.CallbackList(theirs, model=model)
 
 
 def is_of_batches(callback: Any) -> bool:
     """Returns True if a Keras callback must be called at each batch."""
-    if getattr(callback, "save_freq", None) == "epoch" and _is_of_keras(callback, "ModelCheckpoint"):
+    if getattr(callback, "save_freq", None) == "epoch" and is_of_keras(callback, "ModelCheckpoint"):
         return False
     return _overrides(callback, _OF_BATCHES)
 
 
-def _check(callback: Any, model: Any, evaluates: bool) -> None:
+def has_test_batches(callbacks: Sequence[Any]) -> bool:
+    """Returns True if one of the Keras callbacks must be called at each batch of an evaluation."""
+    return any(_overrides(callback, _OF_TEST_BATCHES) for callback in callbacks)
+
+
+def has_predict_batches(callbacks: Sequence[Any]) -> bool:
+    """Returns True if one of the Keras callbacks must be called at each batch of a prediction."""
+    return any(_overrides(callback, _OF_PREDICT_BATCHES) for callback in callbacks)
+
+
+def _check(callback: Any, model: Any) -> None:
     name = type(callback).__name__
-    refused = {n: reason for n, reason in _REFUSED.items() if _is_of_keras(callback, n)}
+    refused = {n: reason for n, reason in _REFUSED.items() if is_of_keras(callback, n)}
     if has_own(model, "train_step"):  # on one replica, ctl does not check its gradients
         refused.pop("TerminateOnNaN", None)
     if refused:
@@ -273,20 +287,37 @@ def _check(callback: Any, model: Any, evaluates: bool) -> None:
         raise UsageError(
             f"ctl.fit does not take {name}, which is for Model.fit on the ranks of Horovod; leave it out."
         )
-    if _is_of_keras(callback, "CallbackList"):
-        raise UsageError("callbacks is a CallbackList; expected a list of the callbacks themselves.")
-    if evaluates and _overrides(callback, _OF_TEST_BATCHES):
-        raise UsageError(
-            f"{name} has on_test_batch_begin or on_test_batch_end, and an evaluation runs many batches in "
-            "one graph call. Use on_test_begin and on_test_end, or write a ctl.Trainer with an eval_step."
-        )
+    if is_of_keras(callback, "CallbackList"):
+        raise UsageError("callbacks contains a CallbackList; expected the callbacks themselves.")
+    if is_of_keras(callback, "TensorBoard"):
+        _check_tensorboard(callback)
+
+
+def _check_tensorboard(callback: Any) -> None:
+    """Raises UsageError for logs of single batches, which are written around each batch of Keras's loop."""
+    arguments = {
+        "update_freq": (callback.update_freq, "epoch"),
+        "profile_batch": (keras_models.profiled_batches(callback), (0, 0)),
+        "write_steps_per_second": (callback.write_steps_per_second, False),
+    }
+    for name, (value, expected) in arguments.items():
+        if value != expected:
+            raise UsageError(
+                f"TensorBoard has {name}={value!r}; expected {expected!r} in ctl.fit, which runs many "
+                "batches in one graph call. With model_dir=... ctl writes its own logs for TensorBoard, "
+                "with the speed; profile steps with ctl.KerasTrainer(..., profile=...)."
+            )
 
 
 def _overrides(callback: Any, methods: Sequence[str]) -> bool:
-    return any(not keras_models.is_default(getattr(callback, m)) for m in methods)
+    """Returns True if a callback has one of the methods, except for methods of TensorBoard itself."""
+    overridden = [m for m in methods if not keras_models.is_default(getattr(callback, m))]
+    if is_of_keras(callback, "TensorBoard"):
+        overridden = [m for m in overridden if not getattr(callback, m).__module__.startswith("keras.")]
+    return bool(overridden)
 
 
-def _is_of_keras(callback: Any, *names: str) -> bool:
+def is_of_keras(callback: Any, *names: str) -> bool:
     """Returns True if the callback is an instance of a Keras 3 class with one of these names."""
     return any(c.__name__ in names and c.__module__.startswith("keras.") for c in type(callback).__mro__)
 

@@ -105,6 +105,13 @@ class Source(NamedTuple):
         """True if the data come from a Python generator."""
         return isinstance(self.data, Generated)
 
+    def within_one_pass(self) -> "Source":
+        """Returns the source with an epoch of at most one pass over data of finite length."""
+        try:
+            return self._replace(steps=min(self.steps, _steps_of_epoch(self.data, self.batch_size, None)))
+        except UsageError:
+            return self
+
 
 def training_source(
     arrays: tuple[Any, Any, Any], split: float, batch_size: int | None, steps_per_epoch: int | None
@@ -264,6 +271,8 @@ def _steps_of_epoch(source: Any, batch_size: int, steps_per_epoch: int | None) -
         if source.num_batches is None:
             raise UsageError(f"x is a {type(source).__name__} without a length; give steps_per_epoch.")
         return int(source.num_batches)
+    if isinstance(source, Generated):
+        raise UsageError("x is a generator, whose length is unknown; give steps_per_epoch.")
     if not isinstance(source, tf.data.Dataset):
         return max(1, math.ceil(tf.nest.flatten(source)[0].shape[0] / batch_size))
     count = int(source.cardinality())

@@ -9,10 +9,14 @@ import tensorflow as tf
 from ctl.callbacks.schedule import Every
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
+from ctl.keras import limits
+from ctl.keras.backup import SaveOptions, replace_backup_callback
 from ctl.keras.callbacks import (
     BatchCallbackTrainer,
     KerasCallbacks,
     callback_list,
+    has_predict_batches,
+    has_test_batches,
     is_of_batches,
     sorted_callbacks,
 )
@@ -28,8 +32,10 @@ from ctl.keras.data import (
     validation_source,
 )
 from ctl.keras.epoch_console import EpochConsole
+from ctl.keras.evaluation_batches import EvaluationBatches
 from ctl.keras.history import History
 from ctl.keras.keras_words import in_keras_words
+from ctl.keras.overrides import ValidationArguments, prepare_validation, through_override
 from ctl.keras.predictor import KerasPredictor
 from ctl.keras.trainer import KerasTrainer
 from ctl.metrics.adapter import MetricWriterLike
@@ -49,6 +55,7 @@ _GENERATOR_RESUMES = (
 
 
 @in_keras_words()
+@through_override
 def fit(
     model: Any,
     x: Any = None,
@@ -109,9 +116,20 @@ def fit(
       own_step: "mean" runs a model's custom step on several replicas; see docs/keras.md.
       sync_batch_norm: If True, BatchNormalization layers compute statistics over all replicas.
     """
-    source = training_source((x, y, sample_weight), validation_split, batch_size, steps_per_epoch)
+    callbacks, saves = replace_backup_callback(
+        callbacks, SaveOptions(model_dir, checkpoints, save_every_steps)
+    )
+    epochs, steps = limits.limit_epochs(epochs), limits.limit_steps(steps_per_epoch)
+    split = validation_split if validation_data is None else 0.0
+    source = training_source((x, y, sample_weight), split, batch_size, steps)
+    if steps_per_epoch is None and steps is not None:
+        source = source.within_one_pass()
     data = source.validation if validation_data is None else validation_data
-    ours, theirs = sorted_callbacks(callbacks, model, evaluates=data is not None)
+    validation = ValidationArguments(
+        data, validation_batch_size or batch_size, limits.limit_steps(validation_steps)
+    )
+    validation = prepare_validation(model, validation)
+    ours, theirs = sorted_callbacks(callbacks, model)
     check_shares(source, _replicas_of(model))
     seeds = _seeds(model, seed)
     evaluated = 0 if data is None else validation_epochs(validation_freq)
@@ -119,13 +137,13 @@ def fit(
     per_batch = any(map(is_of_batches, theirs))
     trainer = (BatchCallbackTrainer if per_batch else KerasTrainer)(
         model, train=repeated(source, plan, seeds["seed"] if shuffle else None), **seeds,
-        validation=validation_source(data, validation_batch_size or batch_size, validation_steps),
+        validation=validation_source(*validation),
         class_weight=class_weight, own_step=own_step, sync_batch_norm=sync_batch_norm, model_dir=model_dir,
         global_batch_size=source.batch_size, evaluate_ema=False,  # as in Model.fit, see _finished
-        checkpoints=checkpoints, intervals=_intervals(model, plan, save_every_steps, per_batch),
+        checkpoints=saves.checkpoints, intervals=_intervals(model, plan, saves.save_every_steps, per_batch),
         writers=_writers(writers, verbose, model_dir, plan), callbacks=ours, extra_writers=extra_writers,
     )  # fmt: skip
-    if source.is_generator and (model_dir or checkpoints):
+    if source.is_generator and (model_dir or saves.checkpoints):
         _log.warning(_GENERATOR_RESUMES)
     return _trained(trainer, model, plan, theirs, {"verbose": verbose, "epochs": epochs})
 
@@ -145,6 +163,8 @@ def _trained(
     if callbacks:
         caller = KerasCallbacks(callbacks, model, plan, params, is_chief=trainer.topology.is_chief)
         trainer.callbacks.append(caller)
+        if caller.evaluation_batches is not None:
+            trainer.observe_evaluations(caller.evaluation_batches)
     if caller is not None and isinstance(trainer, BatchCallbackTrainer):
         trainer.keras_callbacks = caller
         if trainer.topology.is_chief:
@@ -218,6 +238,7 @@ def _finished(trainer: KerasTrainer) -> None:
 
 
 @in_keras_words()
+@through_override
 def evaluate(
     model: Any,
     x: Any = None,
@@ -244,20 +265,24 @@ def evaluate(
       sample_weight: Weights of the examples of arrays.
       steps: Number of batches. None: all.
       verbose: 0 for no output. Otherwise the chief prints one line.
-      callbacks: Keras callbacks with `on_test_begin` or `on_test_end`, without methods for batches.
+      callbacks: Keras callbacks. With methods for test batches, each batch is a separate graph call.
       return_dict: If False, returns a list in the order of `Model.evaluate`, or only the loss.
       own_step: "mean" runs a model's custom `test_step` or `compute_loss` on several replicas.
 
     Raises UsageError before the evaluation starts.
     """
     check_verbose(verbose)
-    source = single_pass(x, y, sample_weight, batch_size, steps)
+    source = single_pass(x, y, sample_weight, batch_size, limits.limit_steps(steps))
     caller = callback_list(callbacks, model)
     size = _divisible(source.batch_size, model)
     trainer = KerasTrainer(
         model, train=None, validation=source.data, global_batch_size=size, own_step=own_step, writers=[],
         **_seeds(model),
     )  # fmt: skip
+    if has_test_batches(caller.callbacks):
+        observer = EvaluationBatches(model)
+        trainer.observe_evaluations(observer)
+        observer.begin(caller)
     caller.on_test_begin()
     with tensorflow_seed_kept():
         values = dict(trainer.evaluate())
@@ -270,6 +295,7 @@ def evaluate(
 
 
 @in_keras_words()
+@through_override
 def predict(
     model: Any,
     x: Any,
@@ -284,14 +310,17 @@ def predict(
     its own replicas, so a single worker may call it. Raises UsageError before the prediction starts.
     """
     check_verbose(verbose)
-    source = single_pass(x, None, None, batch_size, steps)
+    source = single_pass(x, None, None, batch_size, limits.limit_steps(steps))
     caller = callback_list(callbacks, model)
     trainer = KerasPredictor(
         model, global_batch_size=_divisible(source.batch_size, model), writers=[], **_seeds(model)
     )
     caller.on_predict_begin()
     with tensorflow_seed_kept():
-        outputs = trainer.predict(source.data)
+        if has_predict_batches(caller.callbacks):
+            outputs = trainer.predict_batches(source.data, caller)
+        else:
+            outputs = trainer.predict(source.data)
     caller.on_predict_end()
     return outputs
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
-from ctl.distribute.keras_objects import is_keras3_variable, layers_of
+from ctl.distribute.keras_objects import is_keras3_variable, layers_of, unwrap
 from ctl.errors import UsageError
 from ctl.keras import part_values
 from ctl.tensorflow_patches import keras_models
@@ -46,6 +46,17 @@ def check_for_strategy(model: Any, strategy: Any, jit_compile: bool) -> None:
         raise UsageError(
             f"the model is to be compiled with jit_compile, and its means are taken over {replicas} "
             "replicas, which XLA cannot do. Compile it without, or train on one device."
+        )
+
+
+def check_scope_of_compile(model: Any, strategy: Any) -> None:
+    """Raises UsageError if the optimizer or the metrics of a model belong to another strategy."""
+    owners = [owner for owner in (keras_models.loss_tracker(model), model.optimizer) if owner is not None]
+    in_scope = strategy.extended.variable_created_in_scope
+    if not all(in_scope(unwrap(variable)) for owner in owners for variable in owner.variables):
+        raise UsageError(
+            "the model was compiled outside the strategy's scope; expected an optimizer and metrics with "
+            "the variables of the strategy. Call model.compile under `with strategy.scope():`."
         )
 
 

@@ -8,7 +8,7 @@ The loss, its weights, the metrics and the optimizer are those of `compile`. ctl
 data, the checkpoints and the metric writers.
 """
 
-import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
 from ctl.keras import own_steps, several_replicas
 from ctl.keras.batch_norm import synchronize_batch_norm
+from ctl.keras.class_weights import class_weights
 from ctl.keras.own_steps import ReplicaMeans, has_own
 from ctl.keras.part_values import undivided_call
 from ctl.keras.step_logs import StepLogs
@@ -32,6 +33,8 @@ from ctl.tensorflow_patches import keras_models
 from ctl.tensorflow_patches.replaced_methods import replaced
 from ctl.tensorflow_patches.weighted_means import weighted_means
 from ctl.trainer import Trainer
+from ctl.training.evaluation_observer import EvaluationObserver
+from ctl.training.run_options import RunOptions
 
 if TYPE_CHECKING:
     from ctl.trainer_options import ConfiguredTrainerOptions
@@ -100,6 +103,15 @@ class KerasTrainer(Trainer):
         self._losses_of_user: list[Any] = []
         self.metrics: list[Any] = []
         self.optimizers: dict[str, Any] = {}
+        self._evaluation_observer: EvaluationObserver | None = None
+
+    def observe_evaluations(self, observer: EvaluationObserver) -> None:
+        """Calls an observer around the graph calls of each evaluation."""
+        self._evaluation_observer = observer
+
+    @property
+    def _run_options(self) -> RunOptions:
+        return dataclasses.replace(super()._run_options, evaluation_observer=self._evaluation_observer)
 
     def build(self) -> None:
         """Creates the model, its optimizers and its metrics with all variables, and checks them."""
@@ -124,6 +136,8 @@ class KerasTrainer(Trainer):
                 evaluates=self._data["validation"] is not None,
             )
             several_replicas.check_for_strategy(self.model, self.strategy, self.jit_compile != "off")
+        if tf.distribute.has_strategy():
+            several_replicas.check_scope_of_compile(self.model, self.strategy)
         if self._sync_batch_norm:
             synchronize_batch_norm(self.model)
         batch = self._example_batch()
@@ -147,6 +161,9 @@ class KerasTrainer(Trainer):
                 self._names_of_mean_losses = several_replicas.check_added_losses(self.model, x, replicas)
         optimizer, trains = self.model.optimizer, self._data["train"] is not None
         is_unused = trains and optimizer is not None and not optimizer.built  # as in a GAN
+        is_unused |= not self.model.trainable_variables
+        if trains and not self.model.trainable_variables and self.topology.is_chief:
+            _log.warning("The model has no trainable variables: a step only updates its metrics.")
         self.optimizer = None if is_unused else optimizer
         self.gradients = Gradients(merge_rows=False)  # as Model.fit passes them to the optimizer
         self.metrics = list(self.model.metrics)
@@ -180,7 +197,8 @@ class KerasTrainer(Trainer):
             predicted = _call(self.model, x, training=True)
             loss = self._total_loss(means, x, y, predicted, weight, training=True)
             total = tf.reduce_sum(loss)  # a loss with reduction=None is not a scalar
-        self.minimize(total, tape)
+        if self.model.trainable_variables:
+            self.minimize(total, tape)
         return self._counted(batch, means, x, y, predicted, weight, loss)
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
@@ -369,32 +387,3 @@ def _unpacked(batch: Any, weight_of: Callable | None) -> tuple:
             raise UsageError("got class_weight and sample weights; expected one of them.")
         weight = weight_of(y)
     return x, y, weight
-
-
-def class_weights(weights: Mapping[int, float]) -> Callable[[Any], tf.Tensor]:
-    """Returns a function of labels `[b]`, `[b, 1]` or one-hot `[b, n]` that returns their weights `[b]`.
-
-    Args:
-      weights: Label -> weight. Other labels have weight 1.
-
-    Raises UsageError for an empty dictionary or labels that are not integers >= 0.
-    """
-    by_label: dict[int, float] = {}
-    with contextlib.suppress(TypeError, ValueError):
-        by_label = {int(k): float(w) for k, w in weights.items() if float(k) == int(k) and int(k) >= 0}
-    if not by_label or len(by_label) < len(weights):
-        raise UsageError(f"class_weight is {dict(weights)!r}; expected label -> weight with labels from 0.")
-    table = [by_label.get(label, 1.0) for label in range(max(by_label) + 1)]
-
-    def weight_of(labels: Any) -> Any:
-        if labels.shape.rank and labels.shape.rank > 1:
-            one_hot = labels.shape[-1] != 1
-            labels = tf.argmax(labels, axis=-1) if one_hot else tf.squeeze(labels, axis=-1)
-        if labels.dtype.is_floating:
-            labels = tf.round(labels)
-        index = tf.cast(labels, tf.int32)
-        is_listed = (index >= 0) & (index < len(table))
-        weights = tf.gather(tf.constant(table), tf.where(is_listed, index, 0))
-        return tf.where(is_listed, weights, 1.0)
-
-    return weight_of

@@ -5,7 +5,8 @@ Purpose: `ctl.fit` trains a compiled model with the step of `ctl`. Keras exports
 Uses: `_compile_loss`, `_compile_metrics`, `_compile_config`, `_loss_tracker`, `_compute_loss`,
   `_symbolic_build`, `_call_has_training_arg`, `_flatten_metrics_in_order` and `_distribute_strategy` of
   models; `_flatten_layers` and `_losses` of layers; `_flat_losses` and `_user_metrics` of compiled losses
-  and metrics; `_fn` of metrics; `_is_default` of methods of callbacks.
+  and metrics; `_fn` of metrics; `_is_default` of methods of callbacks; `_start_batch` and `_stop_batch` of
+  the callback `TensorBoard`.
 Versions: Keras 3.0 and later.
 Upstream issue: none known.
 Switch: none, as these are reads and calls.
@@ -84,6 +85,11 @@ def has_added_losses(layer: Any) -> bool:
 def is_default(method: Any) -> bool:
     """Returns True for a method that a callback inherits from `keras.callbacks.Callback`."""
     return bool(getattr(method, "_is_default", False))
+
+
+def profiled_batches(tensorboard: Any) -> tuple[int, int]:
+    """Returns the first and the last batch that a `keras.callbacks.TensorBoard` profiles, 0 for none."""
+    return getattr(tensorboard, "_start_batch", 0), getattr(tensorboard, "_stop_batch", 0)
 
 
 def flattened_layers(model: Any) -> list[Any]:

@@ -5,14 +5,17 @@ the first block is entered and restored when the last one is left.
 
 Purpose: `ctl.fit` averages over replicas in the methods `apply`, `call`, `update_state` and
   `predict_on_batch` of the user's Keras objects, and records their arguments. On several workers, it
-  replaces `Model.evaluate` by a method that raises an error.
-Replaces: these public methods of single objects.
+  replaces `Model.evaluate` by a method that raises an error. If the class of a model overrides `fit`,
+  `evaluate` or `predict`, `ctl` executes the call of the method of `keras.Model` in the override.
+Replaces: these public methods of single objects; `fit`, `evaluate` and `predict` of `keras.Model` during a
+  call of `ctl.fit`, `ctl.evaluate` or `ctl.predict`, for one model.
 Versions: Keras 3.0 and later.
 Upstream issue: none known.
 Switch: none; `ctl.fit` would have wrong results on several replicas.
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -72,6 +75,25 @@ def replaced(
                     for attribute, value in entry.before.items():
                         object.__setattr__(instance, attribute, value)
                     del _replaced[id(instance), name]
+
+
+@contextlib.contextmanager
+def replaced_in_base_class(model: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, a call of `keras.Model.name` for `model` in this thread calls `method` instead."""
+    classes = [c for c in type(model).__mro__ if c.__module__.startswith("keras.") and name in vars(c)]
+    owner, original, thread = classes[0], vars(classes[0])[name], threading.get_ident()
+
+    @functools.wraps(original)
+    def dispatch(self: Any, *arguments: Any, **named: Any) -> Any:
+        if self is model and threading.get_ident() == thread:
+            return method(*arguments, **named)
+        return original(self, *arguments, **named)
+
+    setattr(owner, name, dispatch)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 def replace_method(instance: Any, name: str, method: Callable[..., Any]) -> None:

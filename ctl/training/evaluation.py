@@ -28,6 +28,7 @@ from ctl.supervision import heartbeat
 from ctl.supervision.signals import Interruption
 from ctl.training import input_pipeline, run_metadata, validation
 from ctl.training.default_writers import writers_of_run
+from ctl.training.evaluation_observer import EvaluationObserver
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import FailedElsewhere, Interrupted
 from ctl.training.loop_length import LoopLength
@@ -75,7 +76,7 @@ def _evaluate(prepared: PreparedTrainer, options: RunOptions, applies_decisions:
     with task.moving_averages.in_place(), keras_metrics.SetAside(task.metrics):
         for set_name, open_batches in openers.items():
             keras_metrics.reset(task.metrics)
-            result = _evaluate_set(prepared, set_name, open_batches)
+            result = _evaluate_set(prepared, set_name, open_batches, options.evaluation_observer)
             means |= {metric_name(set_name, name): value for name, value in result.means.items()}
             arrays |= {metric_name(set_name, name): array for name, array in result.arrays.items()}
         activity.record_eval_data(openers)
@@ -96,23 +97,55 @@ def _evaluate(prepared: PreparedTrainer, options: RunOptions, applies_decisions:
 
 
 def _evaluate_set(
-    prepared: PreparedTrainer, name: str, open_batches: Callable[[], Batches]
+    prepared: PreparedTrainer,
+    name: str,
+    open_batches: Callable[[], Batches],
+    observer: EvaluationObserver | None,
 ) -> EvaluationResult:
     """Evaluates one set."""
     all_reduce, loop = prepared.world.host_all_reduce, prepared.programs.eval_loop(name)
     with _together(all_reduce):
         batches = open_batches()
-    interruption, is_chief = prepared.activity.interruption, prepared.world.is_chief
-    source = data_name(name)
-    packed, ran = _run(
-        loop, batches, all_reduce, source=source, is_chief=is_chief, interruption=interruption
+    source, is_chief, interruption = (
+        data_name(name),
+        prepared.world.is_chief,
+        prepared.activity.interruption,
     )
+    decides = is_chief or all_reduce.num_workers == 1  # an evaluator is no chief
+    observation = None if observer is None else _Observation(observer, loop, all_reduce, decides)
+    packed, ran = _run(loop, batches, all_reduce, source, is_chief, interruption, observation)
     if not ran:
         raise UsageError(f"{source} ended before its first batch; expected at least one.")
+    return _result(loop, all_reduce, packed)
+
+
+def _result(loop: StepLoop, all_reduce: HostAllReduce, packed: Any) -> EvaluationResult:
+    """Returns the results of all workers. `packed` are the totals of this worker."""
     packed = all_reduce.sum(loop.totals.broadcast(packed).ravel())
     means = loop.totals.means(packed.reshape(-1, 2))
     numbers, arrays = keras_metrics.metric_results(loop.totals.metrics)
     return EvaluationResult({**means, **numbers}, arrays)
+
+
+@dataclass(frozen=True)
+class _Observation:
+    """Calls of an observer around graph calls. Errors of one worker are raised on all workers."""
+
+    observer: EvaluationObserver
+    loop: StepLoop
+    all_reduce: HostAllReduce
+    decides: bool
+
+    def begin(self, batch: int) -> None:
+        with _together(self.all_reduce):
+            self.observer.batch_begins(batch)
+
+    def end(self, first_batch: int, packed: Any) -> bool:
+        """Returns True on all workers if the observer of the chief ends the evaluation."""
+        means = _result(self.loop, self.all_reduce, packed).means
+        with _together(self.all_reduce):
+            ends = self.observer.batch_ends(first_batch + self.observer.batches_per_call - 1, means)
+        return bool(self.all_reduce.sum([float(ends and self.decides)])[0])
 
 
 def _open_sets(prepared: PreparedTrainer) -> dict[str, Callable[[], Batches]]:
@@ -181,10 +214,10 @@ def _run(
     loop: StepLoop,
     batches: Batches,
     agreement: HostAllReduce,
-    *,
     source: str,
     is_chief: bool,
     interruption: Interruption | None,
+    observation: _Observation | None,
 ) -> tuple[Any, int]:
     """Runs all batches. `source` is the name of the data for messages.
 
@@ -195,13 +228,16 @@ def _run(
       Interrupted: On every worker, after a signal to one of them.
       CtlError: If the part of another worker failed.
     """
-    length, packed, total = LoopLength("auto"), loop.totals.zeros(), 0
+    length = LoopLength("auto" if observation is None else observation.observer.batches_per_call)
+    packed, total = loop.totals.zeros(), 0
     remaining = 2**62 if batches.steps is None else batches.steps
     with _together(agreement):
         loop.trace(batches)
     try:
         while remaining > 0:
             num_steps, ran, error = min(length.length, remaining), 0, None
+            if observation is not None:
+                observation.begin(total)
             has_run, start = loop.has_run, time.perf_counter()
             try:
                 packed, ran = loop.run(batches, num_steps, packed)
@@ -219,6 +255,8 @@ def _run(
             heartbeat.current.record_progress()
             total, remaining = total + ran, remaining - ran
             _agree(agreement, length, is_chief, interruption, error)
+            if observation is not None and ran and observation.end(total - ran, packed):
+                break
             if ran < num_steps:
                 break
     finally:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ctl.callbacks.schedule import Every, Intervals
 from ctl.metrics.adapter import MetricWriterLike
+from ctl.training.evaluation_observer import EvaluationObserver
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class RunOptions:
       log_dir: Directory of TensorBoard's event files, or an empty string if the run writes none.
       writers: Metric writers of the user, or names of writers; None: the default ones.
       extra_writers: Metric writers in addition to those.
+      evaluation_observer: Observer of the batches of evaluations, on all workers or on none.
     """
 
     intervals: Intervals
@@ -25,6 +27,7 @@ class RunOptions:
     log_dir: str
     writers: Sequence[MetricWriterLike | str] | None = None
     extra_writers: Sequence[MetricWriterLike] = ()
+    evaluation_observer: EvaluationObserver | None = None
 
     @property
     def evaluates(self) -> bool:

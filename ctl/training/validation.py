@@ -223,12 +223,13 @@ def check_checkpoints_and_writers(checkpoints: Any, writers: Any, extra_writers:
 def check_trainable(task: Task, world: World, jit_compile: str) -> None:
     """Raises UsageError for a model or optimizer that cannot be trained under the strategy."""
     owned = task.owners
-    if task.model is not None and not list(tracked_state.variables_of(task.model)):
+    is_empty = task.model is not None and not list(tracked_state.variables_of(task.model))
+    if is_empty and not (is_keras3(task.model) and task.model.built):
         raise UsageError(
             f"self.model, a {type(task.model).__name__}, has no variables yet. Give it its input "
             "shape in build(): begin with keras.Input(shape), or call self.model.build(...)."
         )
-    if not owned:
+    if not owned and not is_empty:
         raise UsageError(
             f"{task.class_name}.build() made no variables; expected it to set self.model, and "
             "self.optimizer unless the step updates by itself."

@@ -291,8 +291,8 @@ DATA = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
 REFUSED = {
     "not compiled": (uncompiled, (X, Y), {}, "not compiled"),
     "tf_keras": (of_tf_keras, (X, Y), {}, "expected a Keras 3 model"),
-    "backup": (classifier, (X, Y), {"callbacks": keras.callbacks.BackupAndRestore("/tmp/b")},
-               r"checkpoints=ctl\.BackupCheckpoints"),
+    "backup": (classifier, (X, Y), {"callbacks": keras.callbacks.BackupAndRestore("/tmp/b"),
+                                         "model_dir": "/tmp/m"}, r"checkpoints=ctl\.BackupCheckpoints"),
     "a list": (classifier, ([1.0], [2.0]), {}, "expected arrays, a tf.data.Dataset"),
     "targets beside a dataset": (classifier, (DATA, Y), {}, "has targets and weights itself"),
     "an endless dataset": (classifier, (DATA.repeat(),), {}, "steps_per_epoch"),

@@ -157,18 +157,16 @@ def test_an_epoch_that_was_interrupted_before_its_evaluation_has_all_its_logs(tm
     assert ended[1] == 0 and set(ended[2]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
 
 
-class OfTestBatches(keras.callbacks.Callback):
-    def on_test_batch_end(self, batch, logs=None):
-        pass
+class SecondBackup(keras.callbacks.BackupAndRestore):
+    pass
 
 
 REFUSED = {
-    "backup": (lambda: keras.callbacks.BackupAndRestore("/tmp/b"), r"checkpoints=ctl\.BackupCheckpoints"),
-    "tensorboard": (lambda: keras.callbacks.TensorBoard("/tmp/b"), "give model_dir="),
+    "a class of backups": (lambda: SecondBackup("/tmp/b"), r"ctl\.BackupCheckpoints\('/tmp/b'\)"),
+    "tensorboard": (lambda: keras.callbacks.TensorBoard("/tmp/b", update_freq=1), "expected 'epoch'"),
     "averages": (keras.callbacks.SwapEMAWeights, r"ctl\.KerasTrainer"),
     "nan": (keras.callbacks.TerminateOnNaN, "NonFiniteError"),
-    "test batches": (OfTestBatches, "Use on_test_begin and on_test_end"),
-    "a list object": (lambda: keras.callbacks.CallbackList([]), "expected a list"),
+    "a list object": (lambda: keras.callbacks.CallbackList([]), "expected the callbacks themselves"),
     "a function": (lambda: print, "expected callbacks of Keras 3"),
 }
 

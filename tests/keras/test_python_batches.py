@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import some_of
-from ctl.keras.trainer import class_weights
+from ctl.keras.class_weights import class_weights
 from fitting import BATCH, classifier, numbers
 
 
