@@ -42,7 +42,8 @@ def workers(run_program):
 
 
 def test_a_mask_gives_the_mean_over_the_tokens_of_the_global_batch(single, mirrored):
-    token_ids, tags = (a.numpy() for a in map(tf.convert_to_tensor, Tokens.train_data(None, 40).rows.tensors()))
+    arrays = Tokens.train_data(None, 40).rows.tensors()
+    token_ids, tags = (a.numpy() for a in map(tf.convert_to_tensor, arrays))
     assert (token_ids[: BATCH // 2] > 0).sum() != (token_ids[BATCH // 2 : BATCH] > 0).sum(), "equal halves"
     assert single["tokens"]["losses"][0] == pytest.approx(np.log(4), abs=0.05)
     np.testing.assert_allclose(single["tokens"]["losses"], mirrored["tokens"]["losses"], atol=1e-6)
