@@ -5,7 +5,7 @@ STEPS ?= 500
 # what was compiled is kept, also where somebody set this
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: mnist test test-rest test-all test-oldest test-cluster coverage lint types bench docs clean
+.PHONY: mnist test test-rest test-all test-oldest test-cluster test-gpu coverage lint types bench docs clean
 
 # the tests of `make test`: of one process, and one with several processes for each feature
 FIRST = (not workers or smoke) and not slow and not cluster
@@ -48,6 +48,11 @@ types: .venv/tested
 # the tests with the oldest versions that pyproject.toml allows
 test-oldest: .venv-oldest/tested
 	.venv-oldest/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+# on a machine with a GPU; CTL_TEST_DEVICE=cpu:1 shows that the tests themselves work
+test-gpu: .venv/compiled
+	.venv/bin/python -m pytest tests/gpu -m "" -rs
+	.venv/bin/python tests/benchmarks/overhead.py --strategy=one_device --rounds=3
 
 # lines of ctl/ that all tests run, by folder; processes that are killed leave no record
 coverage: .venv/slow

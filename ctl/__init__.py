@@ -37,6 +37,7 @@ _NAMES = {
     "MemoryCheckpoints": "ctl.checkpoints.memory",
     "MemoryWriter": "ctl.metrics.memory",
     "Results": "ctl.metrics.results",
+    "MlflowWriter": "ctl.trackers.mlflow_writer",
     "RunEnd": "ctl.metrics.protocol",
     "NonFiniteError": "ctl.errors",
     "NullCheckpoints": "ctl.checkpoints.protocol",
@@ -50,6 +51,7 @@ _NAMES = {
     "OutOfMemory": "ctl.errors",
     "Stopped": "ctl.errors",
     "TensorBoardWriter": "ctl.metrics.tensorboard",
+    "WandbWriter": "ctl.trackers.wandb_writer",
     "Topology": "ctl.distribute.topology",
     "Trainer": "ctl.trainer",
     "TrainerOptions": "ctl.trainer_options",
@@ -74,11 +76,11 @@ __all__ = [  # noqa: RUF022
     "ChiefOnlyCheckpoints", "Config", "ConsoleWriter", "CtlError", "Decision", "EarlyStopping", "Every",
     "Gradients", "History", "HostAllReduce", "Intervals", "JsonlWriter", "Keep", "KerasTrainer",
     "LossSpike", "Manifest", "Matrix", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter",
-    "MetricWriter", "NonFiniteError", "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory",
-    "PeerLostError", "PrCurve", "ReduceOnPlateau", "Results", "RunEnd", "SaveBest", "Stopped",
-    "TensorBoardWriter", "Topology", "Trainer", "TrainerOptions", "UsageError", "evaluate",
-    "example_numbers", "find_learning_rate", "fit", "from_arrays", "from_source", "make_strategy",
-    "predict", "run", "scale_learning_rate", "shard", "synchronize_batch_norm",
+    "MetricWriter", "MlflowWriter", "NonFiniteError", "NullCallback", "NullCheckpoints", "NullWriter",
+    "OutOfMemory", "PeerLostError", "PrCurve", "ReduceOnPlateau", "Results", "RunEnd", "SaveBest",
+    "Stopped", "TensorBoardWriter", "Topology", "Trainer", "TrainerOptions", "UsageError",
+    "WandbWriter", "evaluate", "example_numbers", "find_learning_rate", "fit", "from_arrays", "from_source",
+    "make_strategy", "predict", "run", "scale_learning_rate", "shard", "synchronize_batch_norm",
 ]  # fmt: skip
 
 _early_signals.install_early_handlers()
@@ -134,6 +136,8 @@ if TYPE_CHECKING:
     from ctl.setting_types import RunFunction
     from ctl.step.gradient_settings import Gradients
     from ctl.step.optimizers import scale_learning_rate
+    from ctl.trackers.mlflow_writer import MlflowWriter
+    from ctl.trackers.wandb_writer import WandbWriter
     from ctl.trainer import Trainer
     from ctl.trainer_options import TrainerOptions
 

@@ -189,7 +189,8 @@ def _work(make_trainer: Callable[..., Any], settings: dict, stack: contextlib.Ex
     platform_hooks.check_platform(task, config, model_dir, platform_dirs, is_chief=is_chief)
     if platform_dirs.logs:
         trainer.log_dir = platform_dirs.logs
-    trainer.extra_writers = (*trainer.extra_writers, *platform_hooks.writers_for_platform(config))
+    platform_writers = platform_hooks.writers_for_platform(config, topology)
+    trainer.extra_writers = (*trainer.extra_writers, *platform_writers)
     _prepare(trainer, config, is_short=is_short)
     if "export" not in explicit.explicit_names:  # the default is not an error
         formats = _possible_formats(trainer, config, formats)

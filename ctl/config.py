@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ctl.errors import UsageError
+from ctl.setting_values import are_names, check_integer, parse_step_range, parse_steps_per_loop
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -29,14 +30,15 @@ def _field(value_type: str, default: Any, text: str) -> Any:
     """Returns a field.
 
     Args:
-      value_type: "text", "bool", "list", "choice" (one of the values in `default`, of which the first is
-        the default), "real" (>= 0), "number" (integer >= 0), "positive" (integer >= 1), "steps" (integer or
-        "auto"), "range" ("first:last" or "") or "compile" (one of the values in `default`, or a bool).
+      value_type: "text", "bool", "list", "names" (several of the values in `default`), "choice" (one of
+        the values in `default`, of which the first is the default), "real" (>= 0), "number" (integer >= 0),
+        "positive" (integer >= 1), "steps" (integer or "auto"), "range" ("first:last" or "") or "compile"
+        (one of the values in `default`, or a bool).
       default: Default value, or the possible values.
       text: Help of the flag.
     """
-    choices = default if value_type in ("choice", "compile") else ()
-    first = default[0] if choices else default
+    choices = default if value_type in ("choice", "compile", "names") else ()
+    first = () if value_type == "names" else default[0] if choices else default
     metadata = {"type": value_type, "choices": choices, "help": text}
     return dataclasses.field(default=first, metadata=metadata)
 
@@ -133,6 +135,9 @@ class Config:
     data_position: str = _field("choice", ("auto", "indexed", "skip", "iterator"),
         "How a resumed run restores its position in the data: by index, by skipping, or a saved iterator.")
     # Output
+    writers: Sequence[str] = _field("names", ("console", "tensorboard", "jsonl", "mlflow", "wandb"),
+        "Metric writers: several of console, tensorboard, jsonl, mlflow and wandb. Left out: console, and "
+        "with a model_dir tensorboard and jsonl.")
     keep: str = _field("text", "5",
         "Number of newest checkpoints to keep, optionally also the best and those of every k-th step: "
         "3,best=accuracy,every=1000. 0: all.")
@@ -196,7 +201,7 @@ _TITLE_BY_FIRST_SETTING = {
     "mode": "Task",
     "strategy": "Devices and processes",
     "overfit_batches": "Loop",
-    "keep": "Output",
+    "writers": "Output",
     "on_nonfinite": "Errors",
 }
 GROUPS: dict[str, list[str]] = {}  # title -> names
@@ -206,8 +211,7 @@ for _name in NAMES:
 CONSTRUCTOR_SETTINGS = ("model_dir", "strategy", "global_batch_size", "seed")
 # not keywords of ctl.Trainer
 RUN_SETTINGS = (
-    *("mode", "train_steps", "epochs", "export", "report_hypertune", "full_traceback"),
-    "fast_dev_run",
+    *("mode", "train_steps", "epochs", "export", "report_hypertune", "full_traceback", "fast_dev_run"),
 )
 
 
@@ -219,41 +223,6 @@ def check_name(name: str, where: str) -> None:
             f"{where} got {name}=..., which is no setting. "
             + (f"Write {near[0]}=..." if near else f"Expected one of {', '.join(NAMES)}.")
         )
-
-
-def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Returns `value` as an int. Raises UsageError unless it is an integer from `least` to `most`."""
-    try:
-        is_valid = not isinstance(value, bool) and int(value) == value and value >= least
-    except (TypeError, ValueError, OverflowError):
-        is_valid = False
-    if not is_valid or (most is not None and value > most):
-        limit = "" if most is None else f" and <= {most}"
-        raise UsageError(f"{name} is {value!r}; expected a whole number >= {least}{limit}.")
-    return int(value)
-
-
-def parse_steps_per_loop(value: int | str) -> int | str:
-    """Returns a number of steps, or "auto" for "auto" and 0. Raises UsageError for other values."""
-    text = str(value)
-    if text in ("auto", "0"):
-        return "auto"
-    if isinstance(value, bool) or not text.isascii() or not text.isdigit():
-        raise UsageError(f"steps_per_loop is {value!r}; expected a number of steps, or auto.")
-    return int(text)
-
-
-def parse_step_range(value: str) -> tuple[int, int]:
-    """Returns the numbers of "first:last", or (0, 0) for "". Raises UsageError for other values."""
-    if value == "":
-        return 0, 0
-    first, _, last = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if all(n.isascii() and n.isdigit() and len(n) < 19 for n in (first, last)) and int(first) < int(last):
-        return int(first), int(last)
-    raise UsageError(
-        f"profile is {value!r}; expected two numbers of steps, first:last, the second one larger. "
-        "Write profile='100:110' for the ten steps after step 100."
-    )
 
 
 def parse_jit_compile(value: str | bool) -> str:
@@ -281,10 +250,10 @@ def _check_setting(field: "dataclasses.Field[Any]", value: Any) -> Any:
         expected = "a number >= 0"
     elif value_type == "bool":
         is_valid, expected = isinstance(value, bool), "True or False"
-    elif value_type == "list":
+    elif value_type in ("list", "names"):
         value = tuple(v for v in value.split(",") if v) if isinstance(value, str) else value
-        is_valid = isinstance(value, Sequence) and all(isinstance(v, str) for v in value)
-        expected = "a list of names"
+        is_valid = are_names(value) and (not choices or set(value) <= set(choices))
+        expected = f"a list of {', '.join(choices)}" if choices else "a list of names"
     elif value_type == "choice":
         is_valid = value in choices if isinstance(value, str) else name == "strategy" and value is not None
         expected = f"one of {', '.join(choices)}"
@@ -298,7 +267,7 @@ def _check_setting(field: "dataclasses.Field[Any]", value: Any) -> Any:
         is_valid, expected = isinstance(value, str), "a string"
     if not is_valid:
         raise UsageError(f"{name} is {value!r}; expected {expected}.")
-    return {"real": float, "list": tuple}.get(value_type, lambda same: same)(value)
+    return {"real": float, "list": tuple, "names": tuple}.get(value_type, lambda same: same)(value)
 
 
 def read_command_line(
@@ -312,7 +281,8 @@ def read_command_line(
     user_arguments = _user_arguments(trainer)
     settings = {}
     for name in NAMES:
-        keyword = None if name in user_arguments else remaining.pop(name, None)
+        is_object = name == "writers" and not are_names(remaining.get(name))  # metric writers
+        keyword = None if name in user_arguments or is_object else remaining.pop(name, None)
         if values[name].present:
             settings[name] = values[name].value
         elif keyword is not None:
@@ -391,7 +361,7 @@ def create_signature(constructor: Callable[..., Any]) -> inspect.Signature:
     settings = [
         kinds(name, kinds.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for name, field in FIELDS.items()
-        if name not in RUN_SETTINGS
+        if name not in (*RUN_SETTINGS, "writers")  # a named argument
     ]
     named = [p for p in inspect.signature(constructor).parameters.values() if p.kind != kinds.VAR_KEYWORD]
     return inspect.Signature([*named, *settings])

@@ -39,7 +39,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
             flags.DEFINE_bool(name, default, text, **options)
         elif value_type == "compile":
             flags.DEFINE_flag(_CompileFlag(name, default, text, field.metadata["choices"]), **options)
-        elif value_type == "list":
+        elif value_type in ("list", "names"):
             flags.DEFINE_list(name, list(default), text, **options)
         elif value_type == "real":
             flags.DEFINE_float(name, default, text, lower_bound=0.0, **options)

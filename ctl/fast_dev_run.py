@@ -19,6 +19,7 @@ from ctl.errors import UsageError
 _NUM_STEPS = 2
 _NUM_EVAL_BATCHES = 2
 _MODES = ("train_and_eval", "train")
+_TRACKERS = ("mlflow", "wandb")
 _PREFIX = "ctl-fast-dev-run"
 
 
@@ -55,6 +56,8 @@ def temporary_run(explicit: Config, mode: str, topology: Topology) -> Iterator[C
         "steps_per_loop": 1,
     }
     settings = {"max_eval_batches": _NUM_EVAL_BATCHES, **explicit.explicit_settings(), **replaced}
+    if "writers" in settings:  # a check of the program is no run for experiment trackers
+        settings["writers"] = [name for name in settings["writers"] if name not in _TRACKERS] or ["console"]
     settings.pop("eval_every_steps", None)  # the default is the end, without an evaluator
     if topology.has_evaluator:
         settings["eval_every_steps"] = _NUM_STEPS

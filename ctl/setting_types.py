@@ -59,6 +59,7 @@ class RunSettings(TrainerSettings, total=False):
     train_steps: int
     fast_dev_run: bool
     epochs: float
+    writers: Sequence[Any] | None
     export: str | PathLike[str] | None
     report_hypertune: str | PathLike[str] | None
     full_traceback: bool
@@ -104,6 +105,7 @@ class RunFunction(Protocol):
         check_collectives: "FlagHolder[Any] | bool" = ...,
         profile: "FlagHolder[Any] | str | None" = ...,
         data_position: "FlagHolder[Any] | str" = ...,
+        writers: "FlagHolder[Any] | Sequence[Any] | None" = ...,
         keep: "FlagHolder[Any] | str | PathLike[str] | None" = ...,
         background_save: "FlagHolder[Any] | bool" = ...,
         export: "FlagHolder[Any] | str | PathLike[str] | None" = ...,

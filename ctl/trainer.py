@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from ctl import config as config_lib
 from ctl.callbacks.protocol import Callback
 from ctl.callbacks.schedule import Intervals
 from ctl.checkpoints import export as export_lib
 from ctl.checkpoints.protocol import CheckpointManager
-from ctl.config import Config
+from ctl.config import Config, create_signature, resolve_config
 from ctl.distribute import strategies
 from ctl.distribute.topology import Topology
 from ctl.distribute.world import World
@@ -90,7 +89,8 @@ class Trainer(UserMethods):
         *,
         intervals: Intervals | None = None,
         checkpoints: CheckpointManager | None = None,
-        writers: Sequence[MetricWriterLike] | None = None,
+        writers: Sequence[MetricWriterLike | str] | None = None,
+        extra_writers: Sequence[MetricWriterLike] | None = None,
         callbacks: Sequence[Callback | Any] = (),
         **settings: Unpack[TrainerSettings],
     ) -> None:
@@ -101,7 +101,8 @@ class Trainer(UserMethods):
           settings: Settings by name, such as `model_dir="/tmp/run"`. They override `config`.
           intervals: Intervals of logs, evaluations and saves, also in seconds or epochs.
           checkpoints: Checkpoint manager. Defaults to `model_dir/checkpoints` with the setting `keep`.
-          writers: Metric writers. Defaults to the console, TensorBoard and `metrics.jsonl` in `model_dir`.
+          writers: Metric writers, or their names. Defaults to the console, and files in `model_dir`.
+          extra_writers: Metric writers in addition to those.
           callbacks: Callbacks, for example `ctl.EarlyStopping("loss")`.
 
         Raises UsageError for an unknown setting or an invalid value.
@@ -109,9 +110,9 @@ class Trainer(UserMethods):
         exit_hook.install_exit_hook()
         if notebook.shell() is not None:  # TensorFlow logs INFO messages in notebooks
             log_filter.quiet_logs()
-        self.config: Config = config_lib.resolve_config(type(self), config, settings)
-        config = self.config
-        validation.check_checkpoints_and_writers(checkpoints, writers)
+        values = construction.with_writer_names(settings, writers)
+        self.config: Config = (config := resolve_config(type(self), config, values))
+        validation.check_checkpoints_and_writers(checkpoints, writers, extra_writers)
         self.strategy: tf.distribute.Strategy = construction.strategy_of(config)
         self.topology: Topology = strategies.topology_of(self.strategy)
         self.global_batch_size: int = config.global_batch_size
@@ -129,11 +130,12 @@ class Trainer(UserMethods):
         self.gradients: Gradients = Gradients(on_nonfinite=config.on_nonfinite)
         self.hparams: dict[str, Any] = {}
         self._checkpoints = construction.checkpoints_of(config) if checkpoints is None else checkpoints
-        self._writers = writers
+        self._writers = construction.writers_of(config, writers)
+        self.extra_writers = self.extra_writers if extra_writers is None else extra_writers
         self._prepared_trainer: PreparedTrainer | None = None
         self._rows_may_vary = False  # True if the number of rows of a batch divides no loss
 
-    __init__.__signature__ = config_lib.create_signature(__init__)  # type: ignore[attr-defined]
+    __init__.__signature__ = create_signature(__init__)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         with contextlib.suppress(Exception):  # an incomplete trainer
@@ -330,10 +332,8 @@ class Trainer(UserMethods):
         loss = averaging.average(
             per_example, global_batch_size=size, sample_weight=sample_weight, mask=mask, context=context
         )
-        if regularization is None:
-            return loss
-        terms = [tf.cast(tf.reduce_sum(t), loss.dtype) for t in tf.nest.flatten(regularization)]
-        return loss + tf.add_n(terms) / (self.topology.num_replicas * context.num_parts) if terms else loss
+        num_shares = self.topology.num_replicas * context.num_parts
+        return averaging.add_regularization(loss, regularization, num_shares)
 
     @tf.autograph.experimental.do_not_convert
     def gather(self, rows: Any) -> tuple[Any, Any]:

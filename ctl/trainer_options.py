@@ -30,7 +30,8 @@ class TrainerOptions(TrainerSettings, total=False):
 
     intervals: Intervals | None
     checkpoints: CheckpointManager | None
-    writers: Sequence[MetricWriterLike] | None
+    writers: Sequence[MetricWriterLike | str] | None
+    extra_writers: Sequence[MetricWriterLike] | None
     callbacks: Sequence[Callback | Any]
 
 

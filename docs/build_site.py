@@ -31,7 +31,7 @@ NOT_LISTED = "messages.md"  # for proofreading
 NAVIGATION = {  # group -> section -> pages; the section "" has no title
     "Guide": {
         "": [
-            "first_model", "porting", "the_loop", "data", "correctness", "callbacks", "metrics",
+            "first_model", "porting", "the_loop", "data", "sources", "correctness", "callbacks", "metrics",
             "checkpoints",
         ],
         "Keras models": ["keras"],

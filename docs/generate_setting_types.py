@@ -11,7 +11,9 @@ from pathlib import Path
 from ctl.config import FIELDS, RUN_SETTINGS
 
 FILE = Path(__file__).resolve().parent.parent / "ctl/setting_types.py"
-_TYPE_BY_KIND = {"text": "str | PathLike[str] | None", "range": "str | None"}  # others: that of the field
+_TYPE_BY_KIND = {
+    "text": "str | PathLike[str] | None", "range": "str | None", "names": "Sequence[Any] | None",
+}  # fmt: skip; others: that of the field
 _INTRO = '''\
 """Types of the settings of `ctl.Config` as keywords, for type checkers.
 
@@ -57,8 +59,10 @@ _END = '''\
 def module() -> str:
     """The whole of ctl/setting_types.py."""
     type_by_name = {name: keyword_type(field) for name, field in FIELDS.items()}
-    of_trainer = {n: t for n, t in type_by_name.items() if n not in RUN_SETTINGS}
-    of_run = {n: t for n, t in type_by_name.items() if n in RUN_SETTINGS}
+    # `writers` of ctl.Trainer is a keyword of its own, which also accepts objects
+    names = {*RUN_SETTINGS, *(n for n, field in FIELDS.items() if field.metadata["type"] == "names")}
+    of_run = {n: t for n, t in type_by_name.items() if n in names}
+    of_trainer = {n: t for n, t in type_by_name.items() if n not in names}
     parts = [_INTRO, _lines(of_trainer), _RUN_SETTINGS, _lines(of_run), _RUN]
     for name, keyword in type_by_name.items():
         text = f"FlagHolder[Any] | {keyword.strip(chr(34))}"

@@ -16,7 +16,7 @@ from conftest import ROOT, environment
 # Layers of folders and root modules: each imports lower layers only. Imports within a folder have no cycle.
 LAYERS = [
     ["errors", "version", "setting_types"],
-    ["tensorflow_patches"],
+    ["tensorflow_patches", "setting_values"],
     ["io"],
     ["supervision"],
     ["collectives"],
@@ -24,7 +24,7 @@ LAYERS = [
     ["launch", "config"],
     ["deploy", "callbacks", "config_flags", "fast_dev_run"],
     ["step", "data", "checkpoints", "metrics"],
-    ["hvd", "profiling", "evaluator", "parameter_server", "trainer_options"],
+    ["hvd", "profiling", "evaluator", "parameter_server", "trackers", "trainer_options"],
     ["training"],
     ["trainer", "tools"],
     ["keras", "testing", "learning_rate_search"],
@@ -126,7 +126,7 @@ def test_functions_and_classes_are_within_budget():
 
 
 def test_folders_of_tests_are_those_of_the_code():
-    other_folders = {"benchmarks", "cluster", "faults", "golden", "mutation", "programs", "workers"}
+    other_folders = {"benchmarks", "cluster", "faults", "golden", "gpu", "mutation", "programs", "workers"}
     folders = {p.relative_to(ROOT / "tests").parts[0] for p in TESTS if p.parent != ROOT / "tests"}
     assert folders - other_folders <= {p.relative_to(ROOT / "ctl").parts[0] for p in FILES}
     names = [p.name for p in TESTS if p.name.startswith("test_")]
@@ -249,7 +249,7 @@ def test_the_public_names_are_fixed():
         "Audio", "BackupCheckpoints", "Callback", "CheckpointError", "CheckpointManager",
         "ChiefOnlyCheckpoints", "Config", "ConsoleWriter", "CtlError", "Decision", "EarlyStopping", "Every",
         "Gradients", "History", "HostAllReduce", "Intervals", "JsonlWriter", "Keep", "KerasTrainer",
-        "LossSpike", "Matrix", "PrCurve",
+        "LossSpike", "Matrix", "MlflowWriter", "PrCurve", "WandbWriter",
         "Manifest", "MemoryCallback", "MemoryCheckpoints", "MemoryWriter", "NonFiniteError",
         "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory", "PeerLostError",
         "MetricWriter", "ReduceOnPlateau", "Results", "RunEnd", "SaveBest", "Stopped", "TensorBoardWriter",

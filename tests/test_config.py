@@ -143,7 +143,8 @@ def test_a_property_of_a_class_is_no_default(monkeypatch):
 # three values of each type; none is a default
 VALUES_BY_TYPE = {"text": ("a", "b", "c"), "real": (1.5, 2.5, 3.5), "number": (11, 12, 13),
           "positive": (11, 12, 13), "steps": (11, 12, 13), "range": ("1:2", "3:4", "5:6"),
-          "list": (("cpu:0",), ("cpu:1",), ("gpu:0",))}  # fmt: skip
+          "list": (("cpu:0",), ("cpu:1",), ("gpu:0",)),
+          "names": (("console",), ("jsonl",), ("mlflow", "wandb"))}  # fmt: skip
 
 
 def three_values(name):

@@ -30,7 +30,7 @@ def test_the_names_of_the_flags_are_frozen():
         "mode", "export", "full_traceback", "on_nonfinite", "step_timeout_secs", "startup_timeout_secs",
         "allow_config_change", "background_save", "init_from", "report_hypertune",
         "data_position", "evaluate_ema", "profile", "sync_every", "outer_learning_rate", "outer_momentum",
-        "max_secs", "fast_dev_run", "overfit_batches", "max_eval_batches", "precision",
+        "max_secs", "fast_dev_run", "overfit_batches", "max_eval_batches", "precision", "writers",
     ]  # fmt: skip
     defined_names = {f.name for f in define_all_flags().flags_by_module_dict()["ctl.app"]}
     assert defined_names == set(expected_names), (

@@ -5,7 +5,7 @@ import string
 
 import pytest
 from absl import flags
-from ctl import app, config
+from ctl import app, config, setting_values
 from ctl.checkpoints import export
 from ctl.checkpoints.retention import Keep
 from ctl.config_flags import define_flags
@@ -94,7 +94,10 @@ def test_any_arguments_are_flags_or_an_error_line(arguments):
 @given(text=st.one_of(TEXT, st.text(alphabet="0123456789,=besttmodxinacy.", max_size=24)))
 @pytest.mark.parametrize(
     "parse",
-    [Keep.parse, export.parse_formats, config.parse_steps_per_loop, parameter_servers.Partition.parse],
+    [
+        *(Keep.parse, export.parse_formats, setting_values.parse_steps_per_loop),
+        parameter_servers.Partition.parse,
+    ],
 )
 def test_any_text_is_parsed_or_refused(parse, text):
     try:

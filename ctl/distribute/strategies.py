@@ -128,9 +128,18 @@ def local(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
     return tf.distribute.get_strategy() if has_parameter_servers(strategy) else strategy
 
 
-def counter_scope(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the scope of the step counter: host memory, or the parameter servers."""
-    return strategy.scope() if has_parameter_servers(strategy) else tf.device("/cpu:0")
+def counter_scope(strategy: tf.distribute.Strategy, *, is_compiled: bool) -> Any:
+    """Returns the scope of the step counter.
+
+    It is host memory or the parameter servers. With XLA it is the device of the only replica, because a
+    compiled program cannot use variables of another device.
+    """
+    if has_parameter_servers(strategy):
+        return strategy.scope()
+    if not is_compiled or strategy.num_replicas_in_sync > 1:
+        return tf.device("/cpu:0")
+    is_default = kind_of(strategy) is StrategyKind.DEFAULT
+    return tf.device(devices_lib.best_device() if is_default else strategy.extended.worker_devices[0])
 
 
 def _check_name(name: str) -> None:

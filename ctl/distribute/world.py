@@ -67,9 +67,9 @@ class World:
         """True in the process that writes shared files."""
         return self.topology.is_chief
 
-    def counter_scope(self) -> AbstractContextManager[Any]:
-        """Returns the scope in which the step counter is created."""
-        return strategies.counter_scope(self.strategy)
+    def counter_scope(self, *, is_compiled: bool) -> AbstractContextManager[Any]:
+        """Returns the scope in which the step counter is created; `is_compiled`: XLA compiles the step."""
+        return strategies.counter_scope(self.strategy, is_compiled=is_compiled)
 
     def wait_for_all_workers(self) -> None:
         """Returns when all workers have called it."""

@@ -62,7 +62,7 @@ def follow(
             raise _stopped(interruption, following)
         newest.update(means)
 
-    end, detail = RunEnd.FAILED, ""
+    end, detail, error_text = RunEnd.FAILED, "", ""
     _log.info("Evaluating each checkpoint in %s after its save.", watched.directory)
     try:
         with interruption:
@@ -73,10 +73,11 @@ def follow(
     except CtlError as e:
         is_stopped = isinstance(e, Stopped)
         end, detail = (RunEnd.SIGNAL, "") if is_stopped else (RunEnd.FAILED, type(e).__name__)
+        error_text = "" if is_stopped else f"{type(e).__name__}: {e}"
         raise
     finally:
         summary = {"evaluations": following.count, "numbers": str(directory / NUMBERS)}
-        writers.note(Ended(following.step or 0, end, summary, detail=detail))
+        writers.note(Ended(following.step or 0, end, summary, detail=detail, error=error_text))
     return {f"eval_{name}": value for name, value in newest.items()}
 
 

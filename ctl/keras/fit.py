@@ -70,7 +70,8 @@ def fit(
     *,
     model_dir: str | None = None,
     checkpoints: CheckpointManager | None = None,
-    writers: Sequence[MetricWriterLike] | None = None,
+    writers: Sequence[MetricWriterLike | str] | None = None,
+    extra_writers: Sequence[MetricWriterLike] = (),
     seed: int | None = None,
     save_every_steps: int | None = None,
     own_step: str | None = None,
@@ -100,7 +101,9 @@ def fit(
       validation_freq: Epochs between evaluations, or the epochs with one.
       model_dir: Directory of checkpoints and logs; an existing run resumes. None: no files.
       checkpoints: Checkpoint manager. None: checkpoints in `model_dir`.
-      writers: Metric writers. None: the console, and files in `model_dir`.
+      writers: Metric writers, or names such as ["console", "mlflow"]. None: the console, and files in
+        `model_dir`.
+      extra_writers: Metric writers in addition to those, such as `[ctl.MlflowWriter()]`.
       seed: Seed of all random numbers. None: that of `keras.utils.set_random_seed`, else 0.
       save_every_steps: Steps between checkpoints. None: one checkpoint per epoch.
       own_step: "mean" runs a model's custom step on several replicas; see docs/keras.md.
@@ -120,7 +123,7 @@ def fit(
         class_weight=class_weight, own_step=own_step, sync_batch_norm=sync_batch_norm, model_dir=model_dir,
         global_batch_size=source.batch_size, evaluate_ema=False,  # as in Model.fit, see _finished
         checkpoints=checkpoints, intervals=_intervals(model, plan, save_every_steps, per_batch),
-        writers=_writers(writers, verbose, model_dir, plan), callbacks=ours,
+        writers=_writers(writers, verbose, model_dir, plan), callbacks=ours, extra_writers=extra_writers,
     )  # fmt: skip
     if source.is_generator and (model_dir or checkpoints):
         _log.warning(_GENERATOR_RESUMES)
@@ -137,7 +140,7 @@ def _trained(
     history = History(model, params)
     history.starts(plan)
     model.history = history
-    trainer.extra_writers = [history]
+    trainer.extra_writers = [history, *trainer.extra_writers]
     caller = None
     if callbacks:
         caller = KerasCallbacks(callbacks, model, plan, params, is_chief=trainer.topology.is_chief)
@@ -329,11 +332,11 @@ def _steps_per_loop(model: Any, per_batch: bool) -> int | str:
 
 
 def _writers(
-    writers: Sequence[MetricWriterLike] | None, verbose: Any, model_dir: str | None, plan: Epochs
-) -> list[MetricWriterLike]:
+    writers: Sequence[MetricWriterLike | str] | None, verbose: Any, model_dir: str | None, plan: Epochs
+) -> Sequence[MetricWriterLike | str]:
     """Returns the given writers, or the default writers for a value of `verbose` as in Keras."""
     check_verbose(verbose)
     if writers is not None:
-        return list(writers)
+        return writers
     console = [EpochConsole(plan, live=False if verbose == 2 else None)] if verbose else []
     return [*console, *default_writers(model_dir, f"{model_dir}/logs", console=False)]

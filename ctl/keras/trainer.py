@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from ctl.data.arrays import from_arrays
-from ctl.data.indexed import IndexedData
+from ctl.data import sources
 from ctl.data.python_batches import example_batch
 from ctl.distribute.keras_objects import is_keras3, layers_of
 from ctl.distribute.row_partition import num_rows
@@ -290,22 +289,22 @@ class KerasTrainer(Trainer):
             source = self.eval_data(self.global_batch_size)
         if source is None:
             return None
+        source = sources.as_dataset(source, "train", rows, shuffle=False)
         if isinstance(source, tf.data.Dataset):
             specs = tf.nest.flatten(source.element_spec)
             if all(isinstance(s, tf.TensorSpec) and _is_known(s.shape[1:]) for s in specs):
                 has_one_replica = self.topology.num_replicas == 1
-                return tf.nest.map_structure(
-                    lambda s: tf.zeros(
-                        [s.shape[0] if has_one_replica and s.shape[0] else rows, *s.shape[1:]], s.dtype
-                    ),
-                    source.element_spec,
-                )
+
+                def zeros(spec: tf.TensorSpec) -> tf.Tensor:
+                    num_rows = spec.shape[0] if has_one_replica and spec.shape[0] else rows
+                    return tf.zeros([num_rows, *spec.shape[1:]], spec.dtype)
+
+                return tf.nest.map_structure(zeros, source.element_spec)
             batch = example_batch(source)
             if batch is None:
                 raise UsageError("the training data is empty; expected at least one batch.")
             return batch
-        arrays = source if isinstance(source, IndexedData) else from_arrays(source, rows, shuffle=False)
-        return arrays.read_first(rows)
+        return source.read_first(rows)
 
 
 def check_model(model: Any, *, trains: bool = True) -> None:

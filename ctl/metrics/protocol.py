@@ -1,13 +1,30 @@
 """Base class of metric writers, and the events of a run.
 
-    class Printed(ctl.MetricWriter):
-        def write(self, step, values, run="train"): ...   # metrics at a step
-        def note(self, event): ...                        # a run started, a checkpoint was saved, ...
+Example: a writer of a user that keeps one table of a run.
 
-The trainer calls writers on the chief only, always from the thread that trains. A writer that raises an
-error is removed with a warning, and training continues.
+    class RunTable(ctl.MetricWriter):
+        def __init__(self):
+            self.rows, self.checkpoints, self.exports, self.end = {}, [], [], None
 
-An object with these two methods is a writer, too; see `ctl.metrics.adapter`.
+        def write(self, step, values, run="train"):  # run is "train" or "eval"
+            self.rows[run, step] = dict(values)
+
+        def note(self, event):
+            if isinstance(event, protocol.Started):
+                self.run_id, self.hparams = event.info.run_id, dict(event.info.hparams)
+            elif isinstance(event, protocol.Saved):
+                self.checkpoints.append(event.step)
+            elif isinstance(event, protocol.Exported):
+                self.exports += event.paths
+            elif isinstance(event, protocol.Ended):
+                self.end = (event.status, event.error)  # ("failed", "ValueError: ...") after an error
+
+The order of the events of a run is `Started`, then `Traced`, `Progressed`, `EvaluationSets`, `Saved`, the
+events of `Shown` and `Exported`, and finally `Ended`. A run that rolls back sends another `Started`. A
+process that adds metrics to the run of another process sends `Joined` in place of `Started`.
+
+The trainer calls writers on the chief only. A writer that raises an error is removed with a warning, and
+training continues. An object with the two methods is a writer, too; see `ctl.metrics.adapter`.
 """
 
 import enum
@@ -35,6 +52,9 @@ class RunInfo:
       parameters: Tuple (name, shape, dtype, is_trainable) of each weight.
       config: All settings, with values that JSON can represent.
       hparams: Hyperparameters: values of type bool, int, float or str.
+      run_id: Identifier of the run, which is the same after a resume in `model_dir`. Empty on workers other
+        than the chief.
+      name: Settings of the run as text, e.g. "learning_rate=0.01,seed=0".
     """
 
     model: str
@@ -49,6 +69,8 @@ class RunInfo:
     parameters: tuple[tuple[str, tuple[int, ...], str, bool], ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     hparams: Mapping[str, Any] = field(default_factory=dict)
+    run_id: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +90,23 @@ class Started:
     info: RunInfo
     resumed_from: str | None = None
     compiles: bool = True
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Addition of metrics to the run of another process: by an evaluator, or with --mode=eval.
+
+    The next `Ended` is the end of this process, not of the run.
+
+    Attributes:
+      run_id: `RunInfo.run_id` of the run.
+      model: Name of the Trainer subclass.
+      model_dir: Directory of the run.
+    """
+
+    run_id: str
+    model: str
+    model_dir: str
 
 
 @dataclass(frozen=True)
@@ -185,6 +224,19 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class Exported:
+    """Export of a model at the end of a run.
+
+    Attributes:
+      step: Step of the exported weights.
+      paths: Exported files and directories, or their URLs.
+    """
+
+    step: int
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class EvaluationSets:
     """Names of the evaluation sets, with metrics such as "clean/loss", of the next call of `write`.
 
@@ -221,6 +273,7 @@ class Ended:
         run.
       requested_steps: Number of steps that the user requested, or None.
       detail: Name of the error's class; of an evaluator, the reason for which the training ended.
+      error: Class and first line of the error, e.g. "ValueError: bad batch". Empty without an error.
     """
 
     step: int
@@ -229,6 +282,19 @@ class Ended:
     sentences: tuple[str, ...] = ()
     requested_steps: int | None = None
     detail: str = ""
+    error: str = ""
+
+    @property
+    def status(self) -> str:
+        """The status for experiment trackers.
+
+        "failed" after an error; "stopped" if a callback, a signal or the time limit ended the run; else
+        "done".
+        """
+        if self.end is RunEnd.FAILED:
+            return "failed"
+        is_stopped = self.end in (RunEnd.STOPPED, RunEnd.SIGNAL, RunEnd.TIME_LIMIT)
+        return "stopped" if is_stopped else "done"
 
     @property
     def reason(self) -> str:
@@ -246,7 +312,9 @@ class Ended:
 
 
 Shown = TextLogged | HistogramLogged | ImageLogged | AudioLogged | CurveLogged | SharesLogged
-Event = Started | EpochLength | Traced | Progressed | Shown | Saved | EvaluationSets | Ended
+Event = (
+    Started | Joined | EpochLength | Traced | Progressed | Shown | Saved | Exported | EvaluationSets | Ended
+)
 
 
 class MetricWriter:

@@ -105,14 +105,16 @@ def histogram_summary(tag: str, edges: Sequence[float], counts: Sequence[float])
     return _summary(tag, _HISTOGRAM, tensor)
 
 
-def session_start_summary(hparams: Mapping[str, Any], start_secs: float) -> Any:
+def session_start_summary(hparams: Mapping[str, Any], start_secs: float, trial_name: str = "") -> Any:
     """Returns the start of a session in the tab HPARAMS.
 
     Args:
       hparams: Value by name. Other values than bool and finite numbers become strings.
       start_secs: Unix time (seconds).
+      trial_name: Name of the trial. TensorBoard shows sessions with the same name as one trial. Empty: the
+        path of the run.
     """
-    info = plugin_data_pb2.SessionStartInfo(start_time_secs=start_secs)
+    info = plugin_data_pb2.SessionStartInfo(start_time_secs=start_secs, group_name=trial_name)
     for name, value in hparams.items():
         entry = info.hparams[name]
         if isinstance(value, bool):

@@ -10,8 +10,9 @@ The session of the hyperparameters is in `eval/`, or in `train/` without any eva
 searches the metrics of a session only in the run of the session, or below a run with a name, and the name
 of `logs/` is ".". No experiment summary is written. Without it TensorBoard builds the columns from all
 sessions below its --logdir, so that several runs can be compared. With several experiment summaries it
-reads only one of them. TensorBoard keeps the first session that it reads in a run, so each session is in
-separate files, which a restarted run removes.
+reads only one of them. The name of a trial has the settings, and a part of the run's identifier, because
+TensorBoard shows trials with equal names as one. TensorBoard keeps the first session that it reads in a
+run, so each session is in separate files, which a restarted run removes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from ctl.metrics.protocol import (
     HistogramLogged,
     ImageLogged,
     RunEnd,
+    RunInfo,
     SharesLogged,
     Shown,
     Started,
@@ -48,6 +50,7 @@ from ctl.metrics.summaries import (
 from tensorboard.compat.proto import event_pb2
 
 _SESSION_SUFFIX = ".session"
+_NUM_ID_DIGITS = 6  # of the run's identifier in the name of a trial
 
 
 class TensorBoardLog:
@@ -194,8 +197,14 @@ class TensorBoardLog:
         """Writes a complete file, because TensorBoard reads no file after it has read a newer one."""
         if self._started is None or not self._started.info.hparams:
             return
-        start = session_start_summary(self._started.info.hparams, wall_time)
+        info = self._started.info
+        start = session_start_summary(info.hparams, wall_time, _trial_name(info))
         session = self._session_folder(run)
         session.add(wall_time, self._started.step, summary=start)
         session.close()
         self._session = session
+
+
+def _trial_name(info: RunInfo) -> str:
+    """Returns a name that no other run has, e.g. "learning_rate=0.01,seed=0 (3fa9c1)"."""
+    return f"{info.name} ({info.run_id[:_NUM_ID_DIGITS]})" if info.name and info.run_id else info.name

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from ctl.config import parse_step_range
 from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.profiling.loop_observer import LoopObserver, ObserverInputs
+from ctl.setting_values import parse_step_range
 from google.protobuf.message import DecodeError
 
 _log = logging.getLogger("ctl")

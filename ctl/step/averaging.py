@@ -21,6 +21,22 @@ from ctl.step.finiteness import SKIPPED
 from ctl.step.keras_metrics import is_metric
 
 
+def add_regularization(loss: Any, regularization: Any, num_shares: int) -> Any:
+    """Adds this replica's share of losses that are added once per step.
+
+    Args:
+      loss: `[]`.
+      regularization: A structure of losses, or None.
+      num_shares: Number of shares that are summed: replicas times accumulated parts.
+
+    Returns:
+      `[]`, in the dtype of the loss.
+    """
+    losses = [] if regularization is None else tf.nest.flatten(regularization)
+    terms = [tf.cast(tf.reduce_sum(term), loss.dtype) for term in losses]
+    return loss + tf.add_n(terms) / num_shares if terms else loss
+
+
 def average(
     per_example: Any,
     *,

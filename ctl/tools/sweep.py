@@ -132,7 +132,7 @@ class _Sweep:
                     Topology(),
                     output=file.fileno(),
                     errors=file.fileno(),
-                    environ=_gpu_environment(slot),
+                    environ={"CTL_SWEPT_SETTINGS": ",".join(run.flag_values), **_gpu_environment(slot)},
                 )
         except OSError as e:
             raise UsageError(f"{run.command[0]!r} cannot be started with the log {log} ({e})") from e
@@ -270,7 +270,7 @@ def _gpu_environment(slot: int) -> dict[str, str]:
 
 
 def _format_settings(run: SweepRun) -> str:
-    return " ".join(f"{name}={value}" for name, value in run.settings.items())
+    return " ".join(run.flag_values)
 
 
 def _format_value(value: Any) -> str:

@@ -47,6 +47,11 @@ class SweepRun:
         return self.exit_code == 0 or self.stopped_early
 
     @property
+    def flag_values(self) -> list[str]:
+        """Settings as "name=value"."""
+        return [f"{name}={value}" for name, value in self.settings.items()]
+
+    @property
     def digest(self) -> str:
         """Hash of the command, because the command may contain secrets."""
         return hashlib.sha256("\0".join(self.command).encode()).hexdigest()

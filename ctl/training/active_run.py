@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunInfo
 from ctl.supervision.signals import Interruption
+from ctl.trackers import run_ids
 from ctl.training.batch_size_check import BatchSizeCheck
 
 
@@ -51,6 +52,7 @@ class Activity:
       has_profiled: True if `ctl profile` has reported.
       has_checked_eval_data: True if the evaluation data was opened and checked.
       eval_set_names: Names of the evaluation sets. Empty for a single set without a name.
+      new_run_id: Identifier of the runs of this trainer, unless model_dir has one.
     """
 
     def __init__(self, *, rows_may_vary: bool) -> None:
@@ -60,6 +62,7 @@ class Activity:
         self.has_profiled = False
         self.has_checked_eval_data = False
         self.eval_set_names: tuple[str, ...] = ()
+        self.new_run_id = run_ids.new_run_id()
 
     @contextlib.contextmanager
     def running(self, run: ActiveRun) -> Iterator[None]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from ctl.data.batches import Batches, device_of, is_on_cpu
 from ctl.data.dataset_traits import RANDOM_OPS, nodes_of_graph
 from ctl.data.row_windows import RowWindows, gather_batch
+from ctl.distribute import devices
 from ctl.errors import UsageError
 from ctl.step import finiteness
 from ctl.step.replica_step import RETRACE_MESSAGE, ReplicaStep
@@ -50,6 +51,7 @@ class CompiledLoop:
         self._numbers: dict[int, tf.Tensor] = {}
         self.has_run = False
         self.totals, self.reducer = step.totals, step.reducer
+        self._device = device_of(strategy) or devices.best_device()
 
     def pacing(self) -> SynchronousPacing:
         """Returns the lengths of graph calls."""
@@ -72,7 +74,9 @@ class CompiledLoop:
         packed = tf.broadcast_to(packed, [len(self.totals.names), 2])
         for part in windows.segments(steps):
             first, length = self._number(part.first), self._number(part.steps)
-            packed, reports = self._programs[part.size](windows.arrays, part.window, first, length, packed)
+            program = self._programs[part.size]
+            with tf.device(self._device):
+                packed, reports = program(windows.arrays, part.window, first, length, packed)
             self._evaluate_reports(part.steps, reports)
             ran += part.steps
         return packed, ran
@@ -125,7 +129,7 @@ class CompiledLoop:
         function = tf.function(steps_of, jit_compile=True, autograph=False)
         packed = tf.TensorSpec([None, 2], tf.float64)
         batch = tf.nest.map_structure(lambda s: tf.TensorSpec([size, *s.shape[1:]], s.dtype), specs)
-        with tf.device(device_of(self._strategy)):
+        with tf.device(self._device):
             with errors_of_a_trace(batch), random_in_xla.same_numbers():
                 program = function.get_concrete_function(specs, rows, number, number, packed)
             _check_operations(program.graph, is_on_cpu(self._strategy))

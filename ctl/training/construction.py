@@ -1,7 +1,7 @@
 """Creation of the strategy, the intervals and the checkpoint manager of a trainer from its settings."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,10 @@ from ctl.config import Config
 from ctl.distribute import strategies
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
+from ctl.metrics.adapter import MetricWriterLike
+from ctl.setting_values import are_names
 from ctl.step.reducers.local_sgd import check_outer_optimizer
+from ctl.trackers.registry import check_writer_names
 
 _MAY_DIFFER = ("model_dir", "strategy")  # between workers that are not started with flags
 _SETTING_BY_FIELD = {  # of Intervals
@@ -35,6 +38,7 @@ def strategy_of(
       topology: Topology of the job. Defaults to that of the environment.
     """
     check_outer_optimizer(config)
+    check_writer_names(config.writers, config.model_dir)
     if not isinstance(config.strategy, str):
         return config.strategy
     if flags is None:
@@ -76,6 +80,21 @@ def checkpoints_of(config: Config) -> CheckpointManager | None:
     keep = Keep.parse(config.keep)
     where = f"{config.model_dir}/checkpoints"
     return ChiefOnlyCheckpoints(where, keep=keep, background=config.background_save)
+
+
+def with_writer_names(settings: Mapping[str, Any], writers: Any) -> dict[str, Any]:
+    """Returns the settings, with `writers` if it is a list of names and not of metric writers."""
+    has_names = writers is not None and are_names(writers)
+    return {**settings, "writers": writers} if has_names else dict(settings)
+
+
+def writers_of(
+    config: Config, writers: Sequence[MetricWriterLike | str] | None
+) -> Sequence[MetricWriterLike | str] | None:
+    """Returns the metric writers of the constructor, or the names in the settings. None: the default."""
+    if writers is not None and not are_names(writers):
+        return writers
+    return config.writers if "writers" in config.explicit_names else None
 
 
 _CREATED_BY_INIT = (

@@ -36,6 +36,12 @@ def stopped_error(step: int, signal: int, *, can_resume: bool) -> Stopped:
     )
 
 
+def describe(error: BaseException) -> str:
+    """Returns the class and the first line of an error, e.g. "ValueError: bad batch"."""
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+
+
 def error_to_raise(error: BaseException, prepared: PreparedTrainer) -> BaseException:
     """Returns the error to raise for an error that ended a run: an explanation, or the same error."""
     return error_translation.explained(

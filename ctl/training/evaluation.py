@@ -26,7 +26,7 @@ from ctl.metrics.protocol import Ended, EvaluationSets, RunEnd
 from ctl.step import keras_metrics
 from ctl.supervision import heartbeat
 from ctl.supervision.signals import Interruption
-from ctl.training import input_pipeline, validation
+from ctl.training import input_pipeline, run_metadata, validation
 from ctl.training.default_writers import writers_of_run
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import FailedElsewhere, Interrupted
@@ -163,6 +163,8 @@ def report_evaluation(prepared: PreparedTrainer, options: RunOptions, means: Map
     """Writes the results of an evaluation outside a run to the metric writers."""
     model_dir = prepared.config.model_dir
     writers = writers_of_run(model_dir, options, is_chief=prepared.world.is_chief)
+    if writers and prepared.world.is_chief:
+        writers.note(run_metadata.joined_run(prepared))
     writers.note(EvaluationSets(prepared.activity.eval_set_names))
     writers.write(prepared.step, means, "eval")
     writers.note(Ended(prepared.step, RunEnd.DONE, {**means, "model_dir": model_dir or None}))

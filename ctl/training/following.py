@@ -7,10 +7,11 @@ from ctl.checkpoints.watched import WatchedCheckpoints
 from ctl.errors import UsageError
 from ctl.evaluator import process
 from ctl.metrics.group import WriterGroup
+from ctl.metrics.protocol import Joined
 from ctl.supervision import signals
-from ctl.training import evaluation, validation
+from ctl.training import evaluation, run_metadata, validation
 from ctl.training.active_run import ActiveRun
-from ctl.training.default_writers import default_writers
+from ctl.training.default_writers import created_writers
 from ctl.training.loop import Interrupted
 from ctl.training.prepared import PreparedTrainer
 from ctl.training.run_options import RunOptions
@@ -21,9 +22,14 @@ def follow_training(prepared: PreparedTrainer, options: RunOptions) -> dict[str,
     """Evaluates each checkpoint of a training until it has ended; see `process.follow`."""
     watched, interruption = prepared.checkpointing.manager, signals.Interruption()
     assert isinstance(watched, WatchedCheckpoints)
+    writers = _writers(prepared.config.model_dir, options)
+    joined = list[Joined]()
 
     def evaluate(manifest: Manifest) -> Mapping[str, float] | None:
         watched.restore(prepared.state, manifest.step)
+        if not joined:  # not earlier, as the chief stores the identifier at its start
+            joined.append(run_metadata.joined_run(prepared))
+            writers.note(joined[0])
         try:
             means = evaluation.evaluate_trainer(prepared, options).means
             prepared.callbacks.raise_failure()
@@ -31,7 +37,6 @@ def follow_training(prepared: PreparedTrainer, options: RunOptions) -> dict[str,
             return None
         return means
 
-    writers = _writers(prepared.config.model_dir, options)
     with prepared.activity.running(ActiveRun(writers, interruption)):
         return process.follow(prepared.config.model_dir, watched, evaluate, writers, interruption)
 
@@ -58,6 +63,5 @@ def watched_checkpoints(
 
 def _writers(model_dir: str, options: RunOptions) -> WriterGroup:
     """Returns the user's writers, or the default ones with the evaluator's own metrics file."""
-    if options.writers is not None:
-        return WriterGroup(options.writers)
-    return WriterGroup(default_writers(model_dir, options.log_dir, metrics_file=process.NUMBERS))
+    writers = created_writers(model_dir, options, metrics_file=process.NUMBERS)
+    return WriterGroup([*writers, *options.extra_writers])

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ctl import config
+from ctl import setting_values
 from ctl.data import eval_sets, limits, pipeline, row_windows
 from ctl.data.batches import Batches
 from ctl.data.parts import open_parts
@@ -29,7 +29,7 @@ def open_train_batches(
       UsageError: If the number of steps or epochs is invalid, or both are None and the data is endless.
     """
     if steps is not None:
-        config.check_integer("steps", steps, 1)
+        setting_values.check_integer("steps", steps, 1)
     if steps is not None and epochs is not None:
         raise UsageError(f"got steps={steps} and epochs={epochs}; expected one of them.")
     if epochs is not None and not (isinstance(epochs, (int, float)) and 0 < epochs < float("inf")):

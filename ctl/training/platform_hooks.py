@@ -50,9 +50,10 @@ def check_platform(
         )
 
 
-def writers_for_platform(config: Config) -> list[MetricWriter]:
+def writers_for_platform(config: Config, topology: Topology) -> list[MetricWriter]:
     """Returns the metric writers that the platform needs in addition to those of the trainer."""
-    return [HypertuneWriter(config.report_hypertune)] if config.report_hypertune else []
+    is_reported = config.report_hypertune and not topology.evaluates  # the chief evaluates, too
+    return [HypertuneWriter(config.report_hypertune)] if is_reported else []
 
 
 def _check_model_directory(model_dir: str, model: str, *, is_chief: bool) -> None:

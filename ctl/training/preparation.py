@@ -100,8 +100,9 @@ def _before_build(
     trace_window.check_trace(config.profile, options.log_dir, world)
     model_directory.check_model_directory(config.model_dir)
     randomness.seed_everything(config.seed)
-    with world.counter_scope():
+    with world.counter_scope(is_compiled=config.jit_compile != "off"):
         counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+    with world.counter_scope(is_compiled=False):
         position = SavedIterator() if config.data_position == "iterator" else None
     trainer.step_variable = counter
     if config.check_collectives:

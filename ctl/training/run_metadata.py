@@ -23,8 +23,9 @@ from ctl.distribute.keras_objects import attribute, unwrap
 from ctl.distribute.world import World
 from ctl.io import paths
 from ctl.metrics.parameters import Parameter, parameter_total
-from ctl.metrics.protocol import RunInfo
+from ctl.metrics.protocol import Joined, RunInfo
 from ctl.tensorflow_patches import optimizer_attributes
+from ctl.trackers import run_ids
 from ctl.training.prepared import PreparedTrainer
 from ctl.training.run_options import RunOptions
 from ctl.training.run_result import RunResult
@@ -32,12 +33,17 @@ from ctl.training.task import Task
 from ctl.version import __version__
 
 _GIT_SECS = 2.0
+_MAX_NAME_LENGTH = 200
+_SETTINGS_IN_NAMES = (  # settings that influence the results, besides the hyperparameters
+    *("train_steps", "epochs", "precision", "sync_every", "outer_learning_rate", "outer_momentum"),
+    *("jit_compile", "overfit_batches", "on_nonfinite", "init_from"),
+)
 _log = logging.getLogger("ctl")
 
 
 def run_info(prepared: PreparedTrainer, options: RunOptions, batches: Batches) -> RunInfo:
     """Returns the values that do not change during a run."""
-    settings, world = prepared.config, prepared.world
+    settings, world, activity = prepared.config, prepared.world, prepared.activity
     writes_files = world.is_chief and bool(settings.model_dir)
     common = {"global_batch_size": settings.global_batch_size, "seed": settings.seed}
     return RunInfo(
@@ -51,8 +57,33 @@ def run_info(prepared: PreparedTrainer, options: RunOptions, batches: Batches) -
         parameters=parameters_of(prepared),
         config={**configuration(prepared, options), **(_origin(options.hparams) if writes_files else {})},
         hparams={**common, **options.hparams},
+        run_id=run_ids.run_id_of(settings.model_dir, activity.new_run_id) if world.is_chief else "",
+        name=_run_name(settings, {**options.hparams, **common}),
         **common,
     )
+
+
+def joined_run(prepared: PreparedTrainer) -> Joined:
+    """Returns the event of a process that adds metrics to the run in `model_dir`."""
+    model_dir = prepared.config.model_dir
+    run_id = run_ids.run_id_of(model_dir, prepared.activity.new_run_id)
+    return Joined(run_id, prepared.task.class_name, model_dir)
+
+
+def _run_name(settings: config.Config, hparams: Mapping[str, Any]) -> str:
+    """Returns the settings that `ctl sweep` varies, else those that influence the results, as text."""
+    if swept_settings := os.environ.get("CTL_SWEPT_SETTINGS", ""):
+        return swept_settings
+    values = dict(hparams)
+    for name in _SETTINGS_IN_NAMES:
+        if name in settings.explicit_names:
+            values.setdefault(name, getattr(settings, name))
+    name = ",".join(f"{key}={_short(value)}" for key, value in values.items())
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{name[: _MAX_NAME_LENGTH - 3]}..."
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _policy_name(prepared: PreparedTrainer) -> str:

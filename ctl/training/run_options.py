@@ -16,14 +16,14 @@ class RunOptions:
       intervals: Intervals of logs, evaluations and saves.
       hparams: Hyperparameters for TensorBoard.
       log_dir: Directory of TensorBoard's event files, or an empty string if the run writes none.
-      writers: Metric writers of the user; None: the default ones.
+      writers: Metric writers of the user, or names of writers; None: the default ones.
       extra_writers: Metric writers in addition to those.
     """
 
     intervals: Intervals
     hparams: Mapping[str, Any]
     log_dir: str
-    writers: Sequence[MetricWriterLike] | None = None
+    writers: Sequence[MetricWriterLike | str] | None = None
     extra_writers: Sequence[MetricWriterLike] = ()
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ctl.distribute import exit_barrier
 from ctl.errors import UsageError
-from ctl.metrics.protocol import Ended, RunEnd, RunInfo, Saved, Started
+from ctl.metrics.protocol import Ended, Exported, RunEnd, RunInfo, Saved, Started
 from ctl.metrics.results import Results
 from ctl.supervision import heartbeat, signals
 from ctl.supervision.lease import Lease
@@ -57,10 +57,10 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
     checkpointing, writers = prepared.checkpointing, run.writers
     start, start_secs = prepared.step, time.monotonic()
     run_metadata.write_config(prepared, options)
+    validation.check_limits(prepared.config, can_save=checkpointing.can_save)
     writers.note(Started(start, run.total, info, resumed_from, compiles=not run.graph_loop.has_run))
     note_epoch_length(writers, options, run.batches)
-    outcome, error_name, paths = RunEnd.FAILED, "", list[str]()
-    validation.check_limits(prepared.config, can_save=checkpointing.can_save)
+    outcome, error_name, error_text, paths = RunEnd.FAILED, "", "", list[str]()
     interruption = signals.Interruption(prepared.config.max_secs)
     stack = contextlib.ExitStack()
     stack.enter_context(prepared.activity.running(ActiveRun(writers, interruption, info)))
@@ -79,10 +79,11 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
             if fence is not None:
                 fence()
             paths = request.export(request.formats)
+            writers.note(Exported(prepared.step, tuple(paths)))
     except BaseException as e:
         stack.enter_context(interruption)  # a signal does not prevent the report of the error
         outcome, error = RunEnd.FAILED, ends.error_to_raise(e, prepared)
-        error_name = type(error).__name__
+        error_name, error_text = type(error).__name__, ends.describe(error)
         if error is not e:
             raise error from e
         raise
@@ -90,7 +91,10 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
         secs = time.monotonic() - start_secs
         result, directories = run.result(), (prepared.config.model_dir, options.log_dir)
         summary = run_metadata.summary_of(result, prepared.step - start, secs, directories, paths)
-        writers.note(Ended(prepared.step, outcome, summary, result.sentences, request.steps, error_name))
+        ended = Ended(
+            prepared.step, outcome, summary, result.sentences, request.steps, error_name, error_text
+        )
+        writers.note(ended)
         stack.close()
         run.graph_loop.release()
     if end is not RunEnd.SIGNAL:

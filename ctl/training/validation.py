@@ -18,6 +18,7 @@ from ctl.distribute.strategy_kind import StrategyKind
 from ctl.distribute.world import World
 from ctl.errors import UsageError
 from ctl.metrics.adapter import as_writers, is_writer
+from ctl.setting_values import are_names
 from ctl.step import optimizers as optimizers_lib
 from ctl.step.context import StepContext
 from ctl.tensorflow_patches import optimizer_attributes
@@ -200,19 +201,23 @@ def has_variable_learning_rate(optimizer: Any) -> bool:
     return rate is not None and not is_schedule and hasattr(unwrap(rate), "numpy")
 
 
-def check_checkpoints_and_writers(checkpoints: Any, writers: Any) -> None:
+def check_checkpoints_and_writers(checkpoints: Any, writers: Any, extra_writers: Any) -> None:
     """Raises UsageError for objects that are no checkpoint manager or no list of writers."""
     if checkpoints is not None and not isinstance(checkpoints, CheckpointManager):
         raise UsageError(
             f"checkpoints is {checkpoints!r}; expected a ctl.CheckpointManager, e.g. "
             "ctl.ChiefOnlyCheckpoints(directory), or a subclass of yours."
         )
-    is_list = isinstance(writers, Sequence) and not isinstance(writers, str)
-    if writers is not None and not (is_list and all(map(is_writer, writers))):
-        raise UsageError(
-            f"writers is {writers!r}; expected a list of writers with write and note, e.g. "
-            "[ctl.ConsoleWriter()]."
-        )
+    for name, value in {"writers": writers, "extra_writers": extra_writers}.items():
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        if name == "writers" and are_names(value):
+            continue  # which the settings have checked
+        if value is not None and not (is_list and all(map(is_writer, value))):
+            names = ', or a list of names, e.g. ["console"]' if name == "writers" else ""
+            raise UsageError(
+                f"{name} is {value!r}; expected a list of writers with write and note, e.g. "
+                f"[ctl.ConsoleWriter()]{names}."
+            )
 
 
 def check_trainable(task: Task, world: World, jit_compile: str) -> None:

@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalarsPlugin
-from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
-from tensorboard_runs import LAYOUT, accumulated, files, graph, raw_events, scalar_steps
+from tensorboard.plugins.hparams import api_pb2
+from tensorboard_runs import LAYOUT, accumulated, files, graph, raw_events, scalar_steps, trials
 
 HPARAMS = {"learning_rate": 0.5, "width": 8, "augment": True, "optimizer": "adam"}
 
@@ -41,25 +41,17 @@ def attempt(logs, start, steps, *, facts=None, **options):
     tensorboard_runs.attempt(logs, start, steps, facts=facts or info(), **options)
 
 
-def sessions(logdir):
-    """Returns the session groups of TensorBoard's HPARAMS tab."""
-    multiplexer = plugin_event_multiplexer.EventMultiplexer()
-    multiplexer.AddRunsFromDirectory(str(logdir))
-    multiplexer.Reload()
-    provider = MultiplexerDataProvider(multiplexer, str(logdir))
-    context = backend_context.Context(base_plugin.TBContext(data_provider=provider))
-    request = api_pb2.ListSessionGroupsRequest(
-        start_index=0,
-        slice_size=100,
-        allowed_statuses=[
-            api_pb2.STATUS_UNKNOWN,
-            api_pb2.STATUS_SUCCESS,
-            api_pb2.STATUS_FAILURE,
-            api_pb2.STATUS_RUNNING,
-        ],
-    )
-    answer = list_session_groups.Handler(RequestContext(), context, "", request).run()
-    return list(answer.session_groups)
+def trial_names(logdir):
+    return sorted(group.name for group in trials(logdir))
+
+
+def test_trials_are_named_by_their_settings_and_equal_settings_stay_two_trials(tmp_path):
+    for directory, run_id in [("a", "11111122"), ("b", "33333344")]:
+        facts = info(name="learning_rate=0.5,width=8", run_id=run_id)
+        attempt(tmp_path / directory / "logs", 0, [1, 2], evals=(2,), facts=facts)
+    attempt(tmp_path / "a" / "logs", 2, [3], evals=(3,), facts=info(name="width=8", run_id="11111122"))
+    assert trial_names(tmp_path) == ["learning_rate=0.5,width=8 (333333)", "width=8 (111111)"]
+    assert all(metrics(group)[("", "loss")] for group in trials(tmp_path))
 
 
 def metrics(group):
@@ -119,7 +111,7 @@ def test_all_numbers_of_a_step_are_one_event(logs):
 
 def test_one_session_shows_hyperparameters_and_the_metrics_of_the_evaluation(logs):
     attempt(logs, 0, range(1, 9), evals=(4, 8))
-    (group,) = sessions(logs)
+    (group,) = trials(logs)
     assert {name: value.WhichOneof("kind") for name, value in group.hparams.items()} == {
         "learning_rate": "number_value",
         "width": "number_value",
@@ -133,14 +125,14 @@ def test_one_session_shows_hyperparameters_and_the_metrics_of_the_evaluation(log
 def test_each_run_under_one_folder_is_a_session(logs):
     attempt(logs / "a", 0, [1], evals=(1,))
     attempt(logs / "b", 0, [2], evals=(2,), facts=info(hparams={"depth": 3}))
-    first, second = sorted(sessions(logs), key=lambda group: group.name)
+    first, second = sorted(trials(logs), key=lambda group: group.name)
     assert (metrics(first)["", "loss"], metrics(second)["", "loss"]) == (1.5, 2.5)
     assert "depth" in second.hparams
 
 
 def test_without_an_evaluation_the_session_shows_the_training(logs):
     attempt(logs, 0, range(1, 9))
-    (group,) = sessions(logs)
+    (group,) = trials(logs)
     assert metrics(group)["", "loss"] == 8.0
 
 
@@ -152,16 +144,16 @@ def test_an_evaluation_by_another_program_is_shown_in_the_session(logs):
     evaluator.scalars(1000.0, 1, {"loss": 7.0}, "eval")
     evaluator.close()
     trainer.end(Ended(1, RunEnd.DONE), 1000.0)
-    (group,) = sessions(logs)
+    (group,) = trials(logs)
     assert metrics(group) == {("", "loss"): 7.0}
 
 
 def test_a_failed_run_is_a_failed_session_and_a_resumed_one_is_new(logs):
     attempt(logs, 0, [1, 2], evals=(2,), end=RunEnd.FAILED)
-    (group,) = sessions(logs)
+    (group,) = trials(logs)
     assert group.sessions[0].status == api_pb2.STATUS_FAILURE
     attempt(logs, 2, [3], facts=info(hparams={"learning_rate": 0.25}))
-    (group,) = sessions(logs)
+    (group,) = trials(logs)
     assert group.sessions[0].status == api_pb2.STATUS_SUCCESS
     assert group.hparams["learning_rate"].number_value == 0.25
     assert list(group.hparams) == ["learning_rate"]
@@ -170,7 +162,7 @@ def test_a_failed_run_is_a_failed_session_and_a_resumed_one_is_new(logs):
 def test_hyperparameters_of_other_types_are_shown_as_text(logs):
     odd = {"sizes": [1, 2], "none": None, "rate": float("inf")}
     attempt(logs, 0, [1], facts=info(hparams=odd))
-    (group,) = sessions(logs)
+    (group,) = trials(logs)
     shown = {name: value.string_value for name, value in group.hparams.items()}
     assert shown == {"sizes": "[1, 2]", "none": "None", "rate": "inf"}
 

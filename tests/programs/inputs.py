@@ -91,6 +91,55 @@ class OneBadRow(Finite):
         return tf.data.Dataset.from_tensor_slices((x, np.arange(100) % CLASSES)).batch(batch_size)
 
 
+class Rows:
+    """A random-access source of 22 examples."""
+
+    def __len__(self):
+        return 22
+
+    def __getitem__(self, index):
+        return np.full([FEATURES], index / 10, np.float32), index % CLASSES
+
+
+class Source(Linear):
+    """Examples of a random-access source, shuffled."""
+
+    def train_data(self, batch_size):
+        return ctl.from_source(Rows(), batch_size)
+
+    eval_data = train_data
+
+
+class PythonBatches(Linear):
+    """The batches of `Generator` as a generator of global batches."""
+
+    def train_data(self, batch_size):
+        rows = [Rows()[i] for i in range(22)]
+        for first in range(0, 22, batch_size):
+            x, y = zip(*rows[first : first + batch_size], strict=True)
+            yield np.stack(x), np.array(y)
+
+    eval_data = train_data
+
+
+class PyDataset(keras.utils.PyDataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        x, y = zip(*(Rows()[i] for i in range(4 * index, min(22, 4 * index + 4))), strict=True)
+        return np.stack(x), np.array(y)
+
+
+class KerasBatches(Linear):
+    """Shuffled batches of a PyDataset."""
+
+    def train_data(self, batch_size):
+        return PyDataset()
+
+    eval_data = train_data
+
+
 def delay(x):
     """Returns `x` after a delay (0.15 s)."""
     return tf.ensure_shape(tf.numpy_function(lambda a: time.sleep(0.15) or a, [x], tf.float32), x.shape)
@@ -130,7 +179,7 @@ def outcome(trainer_class, strategy, steps, **options):
     result = {}
     try:
         trainer.train(steps)
-        if trainer_class in (Generator, Ragged):
+        if trainer_class in (Generator, Ragged, Source, PythonBatches, KerasBatches):
             result["eval"] = trainer.evaluate()["loss"]
     except ctl.CtlError as e:
         result["error"] = f"{type(e).__name__}: {e}"
@@ -147,6 +196,9 @@ def main(strategy_name: str) -> None:
         "generator": outcome(Generator, strategy, 100),
         "ragged": outcome(Ragged, strategy, 100),
         "finite": outcome(Finite, strategy, 100),
+        "source": outcome(Source, strategy, 9),
+        "python batches": outcome(PythonBatches, strategy, 100),
+        "py dataset": outcome(KerasBatches, strategy, 100),
         "one bad row": outcome(
             OneBadRow, strategy, 25, intervals=every_fifth_step, checkpoints=ctl.MemoryCheckpoints()
         ),

@@ -3,9 +3,14 @@
 from ctl.io import paths
 from ctl.metrics.protocol import Ended, RunEnd, RunInfo, Started, Traced
 from ctl.metrics.tensorboard import TensorBoardWriter
+from tensorboard.backend.event_processing import plugin_event_multiplexer
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.compat.proto import graph_pb2
+from tensorboard.context import RequestContext
+from tensorboard.plugins import base_plugin
+from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
 LAYOUT = "custom_scalars__config__"  # TensorBoard's tag
 INFO = RunInfo(
@@ -62,3 +67,24 @@ def accumulated(folder):
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0})  # 0: no sampling
     events.Reload()
     return events
+
+
+def trials(logdir):
+    """Returns the session groups of TensorBoard's HPARAMS tab."""
+    multiplexer = plugin_event_multiplexer.EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(logdir))
+    multiplexer.Reload()
+    provider = MultiplexerDataProvider(multiplexer, str(logdir))
+    context = backend_context.Context(base_plugin.TBContext(data_provider=provider))
+    request = api_pb2.ListSessionGroupsRequest(
+        start_index=0,
+        slice_size=100,
+        allowed_statuses=[
+            api_pb2.STATUS_UNKNOWN,
+            api_pb2.STATUS_SUCCESS,
+            api_pb2.STATUS_FAILURE,
+            api_pb2.STATUS_RUNNING,
+        ],
+    )
+    answer = list_session_groups.Handler(RequestContext(), context, "", request).run()
+    return list(answer.session_groups)

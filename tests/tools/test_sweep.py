@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -10,6 +11,7 @@ import pytest
 from conftest import ROOT, environment
 from processes import run, start
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard_runs import trials
 
 PROGRAM = """
 import json, os, signal, subprocess, sys, threading, time
@@ -227,3 +229,5 @@ def test_a_sweep_of_real_trainings_is_shown_in_tensorboard(tmp_path):
     assert {run for run, tags in sessions.items() if "_hparams_/session_start_info" in tags} == {
         "dropout=0/logs/eval", "dropout=0.5/logs/eval",
     }  # fmt: skip
+    names = [re.sub(r" \([0-9a-f]{6}\)$", "", group.name) for group in trials(tmp_path / "runs")]
+    assert sorted(names) == ["dropout=0", "dropout=0.5"]

@@ -91,6 +91,17 @@ def test_examples_results_and_short_batches_are_those_of_an_uncompiled_loop(epoc
     assert set(rows) == ({4, 2} if epochs_apart else {2, 1})
 
 
+@pytest.mark.parametrize("jit_compile", ["step", "loop"])
+def test_a_compiled_step_runs_on_a_device_that_is_not_the_first(jit_compile):
+    """As on a GPU. The step reads the step counter, which must be on the same device."""
+    second = ctl.make_strategy("one_device", devices=["cpu:1"])
+    expected, actual = follower(jit_compile), follower(jit_compile, strategy=second)
+    for trainer in (expected, actual):
+        trainer.train(5)
+    assert_same_state(state(expected), state(actual))
+    assert actual.step_variable.device.endswith("CPU:1")
+
+
 class Unmapped(Follower):
     dropout = 0.4
 

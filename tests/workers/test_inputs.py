@@ -13,7 +13,10 @@ def results(run_program):
     return {"mirrored": mirrored[0].json, "chief": workers[0].json, "worker": workers[1].json}
 
 
-@pytest.mark.parametrize("case", ["generator", "ragged", "finite", "one bad row"])
+CASES = ["generator", "ragged", "finite", "one bad row", "source", "python batches", "py dataset"]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_two_workers_have_the_results_of_two_replicas(results, case):
     expected = results["mirrored"][case]
     for where in ("chief", "worker"):
@@ -24,11 +27,21 @@ def test_two_workers_have_the_results_of_two_replicas(results, case):
     assert results["chief"][case]["losses"] == pytest.approx(expected["losses"], abs=1e-6)
 
 
-@pytest.mark.parametrize(("case", "steps"), [("generator", 6), ("ragged", 4), ("finite", 25)])
+STEPS = {"generator": 6, "ragged": 4, "finite": 25, "python batches": 6, "py dataset": 6}
+
+
+@pytest.mark.parametrize(("case", "steps"), STEPS.items())
 def test_training_ends_with_the_data_at_the_same_step_everywhere(results, case, steps):
     for result in results.values():
         assert result[case]["step"] == steps
         assert "error" not in result[case]
+
+
+def test_a_generator_of_batches_equals_a_dataset_of_the_same_examples(results):
+    for result in results.values():
+        for key in ("losses", "weights", "eval"):
+            expected = pytest.approx(result["generator"][key], abs=1e-6)
+            assert result["python batches"][key] == expected
 
 
 def test_workers_with_unequal_data_stop_together_at_the_shortest(results):

@@ -1,0 +1,1 @@
+"""Metric writers for experiment trackers, and identifiers of runs."""
