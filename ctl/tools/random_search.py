@@ -21,8 +21,8 @@ _MAX_DRAWS = 1000  # for each run, to find a combination that is new
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A choice between values.
+class ValueList:
+    """A list of values to choose from.
 
     Attributes:
       values: The values.
@@ -41,7 +41,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Range:
+class NumberRange:
     """A range of numbers.
 
     Attributes:
@@ -76,7 +76,7 @@ class Range:
         return text if self.low <= float(text) <= self.high else repr(min(max(value, self.low), self.high))
 
 
-def parse_range(argument: str, value: str) -> Range | None:
+def parse_range(argument: str, value: str) -> NumberRange | None:
     """Returns the range in the value of a flag, or None if the value is not a range.
 
     Args:
@@ -109,11 +109,11 @@ def parse_range(argument: str, value: str) -> Range | None:
         raise UsageError(f"{argument} has the low value {low:g}; expected a number > 0 with log.")
     if is_integer and not (low.is_integer() and high.is_integer()):
         raise UsageError(f"{argument} has limits that are not whole; expected e.g. 16:256:int.")
-    return Range(low, high, is_log, is_integer)
+    return NumberRange(low, high, is_log, is_integer)
 
 
 def random_combinations(
-    domains: Mapping[str, Choice | Range], count: int, seed: int
+    domains: Mapping[str, ValueList | NumberRange], count: int, seed: int
 ) -> list[dict[str, str]]:
     """Returns `count` different combinations. A larger count begins with the same ones.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.launch.process import check_program
-from ctl.tools.random_search import Choice, Range, parse_range, random_combinations, unescape
+from ctl.tools.random_search import NumberRange, ValueList, parse_range, random_combinations, unescape
 
 SWEEP_EXAMPLE = "ctl sweep -- python -m models.mnist --learning_rate=1e-3,1e-4 --dropout=0,0.1"
 _RANGE = re.compile(r":(log|uniform|linear|int|integer)$")  # not 10:20, which is also a value of --profile
@@ -81,7 +81,7 @@ def plan_runs(
     names = list(swept)
     runs = []
     if random_runs is None:
-        choices = [domain.values for domain in swept.values() if isinstance(domain, Choice)]
+        choices = [domain.values for domain in swept.values() if isinstance(domain, ValueList)]
         combinations = [dict(zip(names, values, strict=True)) for values in itertools.product(*choices)]
     else:
         combinations = random_combinations(swept, random_runs, seed)
@@ -94,10 +94,10 @@ def plan_runs(
 
 def _parse_command(
     command: Sequence[str], *, is_random: bool
-) -> tuple[list[str], dict[str, Choice | Range], str]:
+) -> tuple[list[str], dict[str, ValueList | NumberRange], str]:
     """Returns the arguments without swept flags, the values of the swept flags, and --model_dir."""
     fixed: list[str] = []
-    swept: dict[str, Choice | Range] = {}
+    swept: dict[str, ValueList | NumberRange] = {}
     model_dir = ""
     remaining = iter(command)
     for argument in remaining:
@@ -126,7 +126,7 @@ def _parse_command(
 
 def _domain_of(
     argument: str, flag: str, values: Sequence[str], *, is_random: bool
-) -> Choice | Range | None:
+) -> ValueList | NumberRange | None:
     """Returns the values of a flag that differs between runs, or None for other flags."""
     if len(values) == 1 and (is_random or _RANGE.search(values[0])):
         domain = parse_range(argument, values[0])
@@ -143,7 +143,7 @@ def _domain_of(
             "value as \\,"
         )
     texts = [value.replace("\\,", ",") for value in values]
-    return Choice([unescape(text) for text in texts] if is_random else texts)
+    return ValueList([unescape(text) for text in texts] if is_random else texts)
 
 
 def _directory_name(settings: Mapping[str, str]) -> str:

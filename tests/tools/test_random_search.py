@@ -10,7 +10,7 @@ import pytest
 from conftest import environment
 from ctl.errors import UsageError
 from ctl.tools import median_rule
-from ctl.tools.random_search import Choice, Range, parse_range, random_combinations
+from ctl.tools.random_search import NumberRange, ValueList, parse_range, random_combinations
 from ctl.tools.sweep_plan import plan_runs
 from processes import run
 
@@ -52,12 +52,12 @@ def state(directory):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("1e-5:1e-2:log", Range(1e-5, 1e-2, is_log=True)),
-        ("0:0.5", Range(0.0, 0.5)),
-        ("-1:1:uniform", Range(-1.0, 1.0)),
-        ("16:256:int", Range(16, 256, is_integer=True)),
-        ("16:256:int:log", Range(16, 256, is_log=True, is_integer=True)),
-        ("16:256:log:int", Range(16, 256, is_log=True, is_integer=True)),
+        ("1e-5:1e-2:log", NumberRange(1e-5, 1e-2, is_log=True)),
+        ("0:0.5", NumberRange(0.0, 0.5)),
+        ("-1:1:uniform", NumberRange(-1.0, 1.0)),
+        ("16:256:int", NumberRange(16, 256, is_integer=True)),
+        ("16:256:int:log", NumberRange(16, 256, is_log=True, is_integer=True)),
+        ("16:256:log:int", NumberRange(16, 256, is_log=True, is_integer=True)),
         ("gs://bucket/a", None),
         ("host:80", None),
         (r"100\:110", None),
@@ -70,22 +70,23 @@ def test_a_range_is_recognized(value, expected):
 
 def test_numbers_are_distributed_over_the_range():
     generator = random.Random(1)
-    logarithmic = [float(Range(1e-4, 1.0, is_log=True).draw(generator)) for _ in range(2000)]
+    logarithmic = [float(NumberRange(1e-4, 1.0, is_log=True).draw(generator)) for _ in range(2000)]
     assert min(logarithmic) >= 1e-4 and max(logarithmic) <= 1.0
     assert 0.005 < statistics.median(logarithmic) < 0.02
-    uniform = [float(Range(2.0, 4.0).draw(generator)) for _ in range(2000)]
+    uniform = [float(NumberRange(2.0, 4.0).draw(generator)) for _ in range(2000)]
     assert 2.9 < statistics.mean(uniform) < 3.1 and min(uniform) >= 2.0 and max(uniform) <= 4.0
-    integers = [Range(1, 4, is_integer=True).draw(generator) for _ in range(2000)]
+    integers = [NumberRange(1, 4, is_integer=True).draw(generator) for _ in range(2000)]
     assert set(integers) == {"1", "2", "3", "4"} and 400 < integers.count("1") < 600
-    assert {Range(0.1234567891, 0.1234567892).draw(generator)[:11] for _ in range(9)} == {"0.123456789"}
+    narrow = NumberRange(0.1234567891, 0.1234567892)  # six digits are outside
+    assert {narrow.draw(generator)[:11] for _ in range(9)} == {"0.123456789"}
 
 
 def test_combinations_are_different_and_depend_on_the_seed_only():
-    domains = {"rate": Range(0.0, 1.0), "units": Choice(["1", "2"])}
+    domains = {"rate": NumberRange(0.0, 1.0), "units": ValueList(["1", "2"])}
     first = random_combinations(domains, 5, seed=3)
     assert random_combinations(domains, 8, seed=3)[:5] == first
     assert random_combinations(domains, 5, seed=4) != first
-    finite = {"a": Choice(["1", "2"]), "b": Range(1, 3, is_integer=True)}
+    finite = {"a": ValueList(["1", "2"]), "b": NumberRange(1, 3, is_integer=True)}
     assert len({tuple(c.values()) for c in random_combinations(finite, 6, seed=0)}) == 6
     with pytest.raises(UsageError, match="--random=7 is more than the 6 combinations"):
         random_combinations(finite, 7, seed=0)
