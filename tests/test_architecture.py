@@ -255,7 +255,7 @@ def test_the_public_names_are_fixed():
         "MetricWriter", "ReduceOnPlateau", "Results", "RunEnd", "SaveBest", "Stopped", "TensorBoardWriter",
         "Topology", "Trainer", "TrainerOptions", "UsageError", "__version__", "evaluate",
         "example_numbers", "find_learning_rate", "fit", "from_arrays", "from_source", "make_strategy",
-        "run", "scale_learning_rate", "shard", "synchronize_batch_norm",
+        "predict", "run", "scale_learning_rate", "shard", "synchronize_batch_norm",
     ])  # fmt: skip
     for name in ctl.__all__:
         assert getattr(ctl, name) is not None
