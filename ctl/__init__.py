@@ -58,6 +58,7 @@ _NAMES = {
     "UsageError": "ctl.errors",
     "evaluate": "ctl.keras.fit",
     "example_numbers": "ctl.data.arrays",
+    "find_learning_rate": "ctl.learning_rate_search",
     "fit": "ctl.keras.fit",
     "from_arrays": "ctl.data.arrays",
     "from_source": "ctl.data.random_access",
@@ -78,8 +79,8 @@ __all__ = [  # noqa: RUF022
     "MetricWriter", "MlflowWriter", "NonFiniteError", "NullCallback", "NullCheckpoints", "NullWriter",
     "OutOfMemory", "PeerLostError", "PrCurve", "ReduceOnPlateau", "Results", "RunEnd", "SaveBest",
     "Stopped", "TensorBoardWriter", "Topology", "Trainer", "TrainerOptions", "UsageError",
-    "WandbWriter", "evaluate", "example_numbers", "fit", "from_arrays", "from_source", "make_strategy",
-    "predict", "run", "scale_learning_rate", "shard", "synchronize_batch_norm",
+    "WandbWriter", "evaluate", "example_numbers", "find_learning_rate", "fit", "from_arrays", "from_source",
+    "make_strategy", "predict", "run", "scale_learning_rate", "shard", "synchronize_batch_norm",
 ]  # fmt: skip
 
 _early_signals.install_early_handlers()
@@ -124,6 +125,7 @@ if TYPE_CHECKING:
     from ctl.keras.fit import evaluate, fit, predict
     from ctl.keras.history import History
     from ctl.keras.trainer import KerasTrainer
+    from ctl.learning_rate_search import find_learning_rate
     from ctl.metrics.console import ConsoleWriter
     from ctl.metrics.figures import Audio, Matrix, PrCurve
     from ctl.metrics.jsonl import JsonlWriter

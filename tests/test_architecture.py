@@ -27,7 +27,7 @@ LAYERS = [
     ["hvd", "profiling", "evaluator", "parameter_server", "trackers", "trainer_options"],
     ["training"],
     ["trainer", "tools"],
-    ["keras", "testing"],
+    ["keras", "testing", "learning_rate_search"],
     ["app", "cli"],
     ["__init__", "__main__"],
 ]
@@ -38,7 +38,7 @@ MODELS = sorted((ROOT / "models").rglob("*.py"))
 PURE = (
     "deploy", "launch", "cli", "errors", "version", "io.log_filter", "io.paths", "io.directories",
     "io.authenticated_channel", "tools.doctor", "tools.inspect", "tools.profile", "tools.sweep",
-    "tools.wrapping_command",
+    "tools.wrapping_command", "tools.random_search", "tools.median_rule", "tools.sweep_plan",
     "callbacks.schedule", "supervision.signals", "supervision.lease", "supervision.heartbeat",
     "distribute.platforms", "distribute.own_port", "distribute.topology", "distribute.job_fingerprint",
     "distribute.startup_barrier",
@@ -147,7 +147,7 @@ SAME_EVERYWHERE = {
     "T",  # a type variable
     # Horovod's names, which users import: in hvd, hvd.keras and hvd.elastic, and beside ctl's own
     "DistributedOptimizer", "allgather", "allreduce", "broadcast", "broadcast_global_variables",
-    "reducescatter", "run", "scale_learning_rate", "shard", "__all__", "__getattr__", "_log",
+    "reducescatter", "predict", "run", "scale_learning_rate", "shard", "__all__", "__getattr__", "_log",
 }  # fmt: skip
 
 
@@ -187,7 +187,8 @@ def test_no_helper_is_written_twice():
 OTHER_PRIVATE_ATTRIBUTES = {
     "_exit": "os, and the C library in io.exit_hook",
     "_getframe": "sys", "_run_exitfuncs": "atexit", "_replace": "NamedTuple", "_fields": "NamedTuple",
-    "_run_options": "Trainer, for ctl.run", "_prepare_trainer": "Trainer, for ctl.run and ctl.testing",
+    "_run_options": "Trainer, for ctl.run",
+    "_prepare_trainer": "Trainer, for ctl.run, ctl.testing and ctl.find_learning_rate",
     "_prepared_trainer": "Trainer, for ctl.fit", "_checkpoints": "Trainer, for ctl.run",
     "_rows_may_vary": "Trainer, for training.task",
     "_repr_mimebundle_": "IPython, in metrics.console_screens",
@@ -253,8 +254,8 @@ def test_the_public_names_are_fixed():
         "NullCallback", "NullCheckpoints", "NullWriter", "OutOfMemory", "PeerLostError",
         "MetricWriter", "ReduceOnPlateau", "Results", "RunEnd", "SaveBest", "Stopped", "TensorBoardWriter",
         "Topology", "Trainer", "TrainerOptions", "UsageError", "__version__", "evaluate",
-        "example_numbers", "fit", "from_arrays", "from_source", "make_strategy", "predict", "run",
-        "scale_learning_rate", "shard", "synchronize_batch_norm",
+        "example_numbers", "find_learning_rate", "fit", "from_arrays", "from_source", "make_strategy",
+        "predict", "run", "scale_learning_rate", "shard", "synchronize_batch_norm",
     ])  # fmt: skip
     for name in ctl.__all__:
         assert getattr(ctl, name) is not None

@@ -113,7 +113,9 @@ def check_command(command: list[str]) -> None:
     elif command[:1] == ["ctlrun"]:
         check_command(parse_ctlrun(command[1:])[1])
     elif command[:2] == ["ctl", "sweep"]:
-        check_command(sweep.plan_runs(command[command.index("--") + 1 :], "sweep")[1][0].command)
+        options, swept_command = sweep.parser().read(command[2:])
+        _, runs = sweep.plan_runs(swept_command, "sweep", options.random, options.seed)
+        check_command(runs[0].command)
     elif command[:2] == ["python", "-m"] and re.match(r"models\.(?!horovod)", command[2]):
         flag_arguments = [w for w in command[3:] if w not in ("--help", "--helpfull")]
         assert flags_of(command[2])([command[2], *flag_arguments]) == [command[2]]

@@ -24,24 +24,32 @@ _FILE_ERRORS = (
 
 @contextlib.contextmanager
 def state_prefix(directory: AnyPath) -> Iterator[str]:
-    """Yields the prefix of the tensor files in a checkpoint directory, for TensorFlow's readers.
+    """Yields the prefix of the tensor files in a checkpoint directory; see `literal_prefix`."""
+    with literal_prefix(directory / commit.STATE) as prefix:
+        yield prefix
+
+
+@contextlib.contextmanager
+def literal_prefix(prefix: AnyPath) -> Iterator[str]:
+    """Yields a prefix of tensor files for TensorFlow's readers.
 
     TensorFlow expands a prefix as a pattern, so `lr[1]/ckpt-5/state` matches no file. For a local path
     with such characters the prefix is an alias, which is valid within the block.
     """
-    if not isinstance(directory, Path) or _PATTERN_CHARACTERS.isdisjoint(str(directory)):
-        yield str(directory / commit.STATE)
+    if not isinstance(prefix, Path) or _PATTERN_CHARACTERS.isdisjoint(str(prefix)):
+        yield str(prefix)
         return
+    directory = prefix.parent
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         alias = Path(f"/proc/self/fd/{descriptor}")
         if alias.exists():
-            yield str(alias / commit.STATE)
+            yield str(alias / prefix.name)
         else:  # systems without /proc
             with tempfile.TemporaryDirectory(prefix="ctl-alias-") as temporary:
                 link = Path(temporary) / "checkpoint"
                 link.symlink_to(directory.absolute(), target_is_directory=True)
-                yield str(link / commit.STATE)
+                yield str(link / prefix.name)
     finally:
         os.close(descriptor)
 

@@ -56,7 +56,7 @@ class TrackedState:
         self._optional = frozenset(optional)
         added_ids = {id(step)}
         for name, owner in {**objects, **optional}.items():
-            numbered_layers = _layers_numbered_by_keras(owner)
+            numbered_layers = layers_numbered_by_keras(owner)
             for variable in variables_of(owner):
                 value = unwrap(variable)
                 if id(value) not in added_ids:
@@ -281,10 +281,10 @@ def _path_without_numbers(variable: Any) -> str:
     return re.sub(r"_\d+(?=[/_]|$)", "", _path(variable))
 
 
-def _layers_numbered_by_keras(owner: Any) -> set[str]:
+def layers_numbered_by_keras(owner: Any) -> set[str]:
     """Returns the names of layers that consist of the name of the class and a number, such as dense_3."""
     if (items := _items(owner)) is not None:
-        return {name for item in items for name in _layers_numbered_by_keras(item)}
+        return {name for item in items for name in layers_numbered_by_keras(item)}
     return {
         layer.name
         for layer in layers_of(owner)

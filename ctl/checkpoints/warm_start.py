@@ -1,14 +1,29 @@
-"""Initialization of models with variables of another run's checkpoint, without its step and optimizer."""
+"""Initialization of models with saved variables, without the step and the optimizer.
+
+The source is a checkpoint of another run, or weights that another program has saved; see
+`external_weights.py`.
+"""
 
 import errno
 import functools
+import json
 import logging
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
-from ctl.checkpoints import commit, name_matching, restoring, tensor_files
+from ctl.checkpoints import (
+    commit,
+    external_weights,
+    name_matching,
+    restoring,
+    structure_matching,
+    tensor_files,
+)
+from ctl.checkpoints.external_weights import ExternalWeights
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.tracked_state import TrackedState
 from ctl.distribute.host_allreduce import HostAllReduce
@@ -21,33 +36,32 @@ _log = logging.getLogger("ctl")
 
 
 class _Loaded(NamedTuple):
-    """Values of a checkpoint for variables of this model.
+    """Values for variables of this model.
 
     Attributes:
-      path: Directory of the checkpoint.
-      manifest: Its manifest.
-      saved_names: Name in this model -> name in the checkpoint.
-      reasons: Name in this model -> reason why the variable is not loaded, or None.
-      values: Name in this model -> value of a variable that is loaded.
+      values: Name in this model -> value.
+      checksum: Checksum of the source, equal on all workers that have read the same files.
+      message: Lists of matched and unmatched variables for the log.
     """
 
-    path: AnyPath
-    manifest: Manifest
-    saved_names: dict[str, str]
-    reasons: dict[str, str | None]
     values: dict[str, Any]
+    checksum: int
+    message: str
 
 
 def load_initial_values(
     source: str, state: TrackedState, models: Sequence[str], agreement: HostAllReduce | None = None
 ) -> list[str]:
-    """Assigns the values of a checkpoint to the variables of equal path, shape and dtype.
+    """Assigns saved values to the matching variables of the models.
 
-    All workers must call it. After an error all variables keep their values, on all workers.
+    Variables of a checkpoint of ctl match by path, shape and dtype; those of other programs by structure or
+    name, and by shape. All workers must call it. After an error all variables keep their values, on all
+    workers.
 
     Args:
       source: `.../ckpt-10`, a directory of checkpoints, or a model_dir. From a directory, all workers load
-        the newest undamaged checkpoint of the chief.
+        the newest undamaged checkpoint of the chief. Or saved weights of another program: the prefix of a
+        `tf.train.Checkpoint`, its directory, or a weights file of Keras.
       state: The variables.
       models: Names of the trainer's attributes with the models to initialize.
       agreement: Sums over the workers; None for a single process.
@@ -56,18 +70,24 @@ def load_initial_values(
       The names of the variables that were assigned.
 
     Raises:
-      UsageError: If there is no checkpoint, or workers read different ones.
+      UsageError: If there is no checkpoint, workers read different ones, or no variable of another program
+        matches.
       ReadError: If the checkpoint cannot be read at present.
       CheckpointError: If it is damaged, no variable matches, or a match is ambiguous.
     """
     if agreement is None or agreement.num_workers == 1:
-        loaded = _load(*find_source(source), state, models)
+        external = external_weights.open_external(source)
+        loaded = (
+            _load(*find_source(source), state, models)
+            if external is None
+            else _load_external(external, state, models)
+        )
     else:
         loaded = _load_on_all_workers(source, state, models, agreement)
     for name, value in loaded.values.items():
         state.variables[name].assign(value)
     if state.topology.is_chief:
-        _log_loaded(loaded, models)
+        _log.info("%s", loaded.message)
     return list(loaded.values)
 
 
@@ -80,20 +100,34 @@ def _load_on_all_workers(
     chosen: list[tuple[AnyPath, Manifest]] = []  # set on the chief, or by `load`
 
     def choose() -> int:
-        """Returns step * 3 + the position of the directory, counted from 1, or 0 for `source` itself."""
+        """Returns 0 for weights of another program.
+
+        Otherwise returns 1 + step * 3 + the position of the directory, counted from 1, or 0 for `source`
+        itself.
+        """
+        if external_weights.open_external(source) is not None:
+            return 0
         chosen.append(find_source(source))
         checkpoint_path, manifest = chosen[0]
         positions = [i for i, d in enumerate(directories) if checkpoint_path.parent == d]
-        return manifest.step * 3 + (positions[0] + 1 if positions and checkpoint_path != path else 0)
+        return 1 + manifest.step * 3 + (positions[0] + 1 if positions and checkpoint_path != path else 0)
 
     def load(choice: int) -> _Loaded:
-        step, position = divmod(choice, 3)
+        if choice == 0:
+            external = external_weights.open_external(source)
+            if external is None:
+                raise UsageError(
+                    f"--init_from is {source!r}, which the chief reads and this worker does not find; "
+                    "expected the same files on all workers. Put them on shared storage."
+                )
+            return _load_external(external, state, models)
+        step, position = divmod(choice - 1, 3)
         if not chosen and position:
             chosen.append(restoring.wait_for_checkpoint(directories[position - 1], step))
         return _load(*(chosen[0] if chosen else find_source(source)), state, models)
 
     loaded = restoring.load_choice_of_chief(
-        agreement, state.topology, choose, load, lambda result: restoring.manifest_checksum(result.manifest)
+        agreement, state.topology, choose, load, lambda result: result.checksum
     )
     assert loaded is not None  # `choose` never returns None
     return loaded
@@ -113,7 +147,56 @@ def _load(path: AnyPath, manifest: Manifest, state: TrackedState, models: Sequen
         )
     keys = {name: manifest.keys[saved_names[name]] for name in matching}
     values = paths.call_with_retries(lambda: _read_tensors(path, keys))
-    return _Loaded(path, manifest, saved_names, reasons, values)
+    message = _message(path, manifest, saved_names, reasons, models)
+    return _Loaded(values, restoring.manifest_checksum(manifest), message)
+
+
+def _load_external(weights: ExternalWeights, state: TrackedState, models: Sequence[str]) -> _Loaded:
+    """Reads the values of the matching variables of another program, without assigning them."""
+    names = [n for names in structure_matching.weights_by_model(state, models).values() for n in names]
+    try:
+        keys = structure_matching.match_weights(weights, state, models)
+    except name_matching.Ambiguous as e:
+        raise CheckpointError(
+            f"--init_from {weights.path}: the variables cannot be matched: {e}. Give the layers unique "
+            "names in both models, keras.layers.Dense(..., name='head'), or save the model under the name "
+            f"of the trainer's attribute, tf.train.Checkpoint({models[0] if models else 'model'}=...)."
+        ) from None
+    specs = {name: external_weights.Spec(tuple(v["shape"]), v["dtype"]) for name, v in state.spec().items()}
+    unmatched = {name: "not in the checkpoint" for name in names if name not in keys}
+    for name, key in list(keys.items()):
+        if not specs[name].fits(weights.specs[key]):
+            unmatched[name] = f"{weights.specs[key]} in the checkpoint, {specs[name]} in this model"
+            del keys[name]
+    used = {*keys.values()}
+    saved_only = [label for key, label in weights.labels.items() if key not in used]
+    if not keys:
+        raise UsageError(
+            f"--init_from {weights.path} ({weights.description}) does not fit this model: matched 0 of "
+            f"{len(names)} variables; expected the same structure or the same names, and equal shapes.\n"
+            f"In this model: {_shortened([f'{n} {specs[n]}' for n in names])}\nIn the checkpoint: "
+            f"{_shortened([f'{label} {weights.specs[key]}' for key, label in weights.labels.items()])}\n"
+            "Build the model that was saved, or give its layers the same names."
+        )
+    saved = paths.call_with_retries(lambda: weights.read(used))
+    values = {name: specs[name].converted(saved[key]) for name, key in keys.items()}
+    unmatched |= {label: "only in the checkpoint" for label in saved_only if label not in unmatched}
+    not_matched = [f"{name} ({reason})" for name, reason in unmatched.items()]
+    matched = [f"{name} from {weights.labels[key]}" for name, key in keys.items()]
+    message = (
+        f"--init_from {weights.path} ({weights.description}): matched {len(keys)} of {len(names)} "
+        f"variables; not matched: {_shortened(not_matched)}\n"
+        f"Matched: {_shortened(matched)}"
+    )
+    checksum = zlib.crc32(json.dumps(sorted(keys.items())).encode())
+    for name in sorted(values):
+        checksum = zlib.crc32(np.ascontiguousarray(values[name]).tobytes(), checksum)
+    return _Loaded(values, checksum, message)
+
+
+def _shortened(entries: Sequence[str]) -> str:
+    suffix = [f"and {len(entries) - _MAX_LINES} more"] if len(entries) > _MAX_LINES else []
+    return ", ".join([*entries[:_MAX_LINES], *suffix]) or "none"
 
 
 def _read_tensors(path: AnyPath, keys: Mapping[str, str]) -> dict[str, Any]:
@@ -174,7 +257,8 @@ def find_source(source: str) -> tuple[AnyPath, Manifest]:
     if checkpoint is None:
         raise UsageError(
             f"--init_from is {source!r}, which has no checkpoint; expected a directory such as "
-            "runs/a/checkpoints/ckpt-500, or the model_dir of a run."
+            "runs/a/checkpoints/ckpt-500, the model_dir of a run, the prefix of a tf.train.Checkpoint such "
+            "as runs/b/ckpt-100, or a weights file of Keras (.weights.h5 or .keras)."
         )
     return checkpoint
 
@@ -211,20 +295,30 @@ def _mismatch(saved_name: str, spec: dict, manifest: Manifest) -> str | None:
     return None if saved_name in manifest.keys else "the checkpoint has no key for its tensor"
 
 
-def _log_loaded(loaded: _Loaded, models: Sequence[str]) -> None:
-    manifest, reasons = loaded.manifest, loaded.reasons
+def _message(
+    path: AnyPath,
+    manifest: Manifest,
+    saved_names: Mapping[str, str],
+    reasons: Mapping[str, str | None],
+    models: Sequence[str],
+) -> str:
+    """Returns the message for the log.
+
+    Args:
+      path: Directory of the checkpoint.
+      manifest: Its manifest.
+      saved_names: Name in this model -> name in the checkpoint.
+      reasons: Name in this model -> reason why the variable is not loaded, or None.
+      models: Names of the models.
+    """
     not_loaded = {n: r for n, r in reasons.items() if r is not None}
     num_loaded = len(reasons) - len(not_loaded)
-    used = set(loaded.saved_names.values())
+    used = set(saved_names.values())
     unused = [n for n in manifest.variables if n.split("/")[0] in models and n not in used]
     not_loaded |= dict.fromkeys((manifest.paths.get(n, n) for n in unused), "only in the checkpoint")
-    _log.info(
-        "Loaded %d of %d variables from %s (step %d), without its step and optimizer.%s",
-        num_loaded,
-        len(reasons),
-        loaded.path,
-        manifest.step,
-        _listed(not_loaded),
+    return (
+        f"Loaded {num_loaded} of {len(reasons)} variables from {path} (step {manifest.step}), without its "
+        f"step and optimizer.{_listed(not_loaded)}"
     )
 
 

@@ -42,6 +42,18 @@ def is_op_determinism_enabled() -> bool:
 
 
 @contextlib.contextmanager
+def operation_seeds_kept() -> Iterator[None]:
+    """Continues the sequence of seeds of operations after the block where it was before."""
+    generator = getattr(eager_context(), "_rng", None)
+    state = None if generator is None else generator.getstate()
+    try:
+        yield
+    finally:
+        if generator is not None:
+            generator.setstate(state)
+
+
+@contextlib.contextmanager
 def tensorflow_seed_kept() -> Iterator[None]:
     """Restores TensorFlow's global seed, and the position in its sequence of seeds of operations."""
     import tensorflow as tf

@@ -2,12 +2,14 @@
 
 Purpose: Keras keeps the state of a seed generator equal on all replicas, so all would draw the same dropout
   masks. The drawn seed is shifted by the number of the replica; the state stays equal.
-Replaces: `next` of single `keras.random.SeedGenerator` objects; reads `_seed_generators` of layers.
+Replaces: `next` of single `keras.random.SeedGenerator` objects; reads `_seed_generators` of layers, and
+  "global_seed_generator" of `keras.src.backend.common.global_state`.
 Versions: Keras 3.0 and later.
 Upstream issue: none known.
 Switch: `seed_generators`. Without the patch all replicas draw equal masks.
 """
 
+import importlib
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +21,15 @@ _SHIFT = 0x1E3779B1  # odd and large: seeds of neighbouring replicas have no pat
 def generators_of(layer: Any) -> list[Any]:
     """Returns the seed generators that a layer has created itself."""
     return list(getattr(layer, "_seed_generators", ()))
+
+
+def global_generator() -> Any:
+    """Returns the seed generator of `keras.random` without a seed, or None if it does not exist."""
+    try:
+        global_state: Any = importlib.import_module("keras.src.backend.common.global_state")
+    except ImportError:
+        return None
+    return global_state.get_global_attribute("global_seed_generator")
 
 
 def shift_seeds(generator: Any) -> None:

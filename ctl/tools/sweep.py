@@ -1,24 +1,20 @@
 """The `ctl sweep -- command --name=a,b` command: one training run for each combination of settings.
 
+With `--random=N`, the runs have N random combinations; see `random_search.py`.
+
 Each run has its own directory, so a sweep can be restarted: it skips runs that have succeeded, and other
 runs resume from their checkpoints. TensorBoard's HPARAMS tab compares the runs.
 """
 
 import argparse
-import contextlib
-import hashlib
-import itertools
 import json
 import math
 import os
-import re
 import shlex
 import signal
 import sys
 import time
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,134 +22,43 @@ from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ctl.io.console import print_message
 from ctl.launch.monitor import ForwardedSignals
-from ctl.launch.process import Process, ProcessExit, check_program, start_process
+from ctl.launch.process import Process, ProcessExit, start_process
 from ctl.launch.process_tree import Guard
 from ctl.metrics.protocol import RunEnd
 from ctl.supervision.lease import LOCK_NAME, Lease
+from ctl.tools import median_rule
+from ctl.tools.median_rule import newest_metrics
+from ctl.tools.sweep_plan import SWEEP_EXAMPLE, SweepRun, plan_runs
 from ctl.tools.wrapping_command import WrappingParser
 
-SWEEP_EXAMPLE = "ctl sweep -- python -m models.mnist --learning_rate=1e-3,1e-4 --dropout=0,0.1"
 _STATE_FILE = "sweep.json"
 _LOG_FILE = "console.log"
-_COMMA = re.compile(r"(?<!\\),")
 _WAIT_SECS = 0.1
 _GRACE_SECS = 60.0  # for a run to save after a signal
-_MAX_NAME_LENGTH = 150
-
-
-@dataclass
-class SweepRun:
-    """One combination of settings.
-
-    Attributes:
-      name: Name of the run and of its directory.
-      settings: Flag -> value as on the command line, for the flags with several values.
-      command: The command with these values, and with the directory as its model_dir.
-      directory: Directory of the run.
-      exit_code: None until the run has ended.
-      metrics: Metrics of the newest evaluation, or else of training, with "step".
-    """
-
-    name: str
-    settings: Mapping[str, str]
-    command: Sequence[str]
-    directory: Path
-    exit_code: int | None = None
-    metrics: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def flag_values(self) -> list[str]:
-        """Settings as "name=value"."""
-        return [f"{name}={value}" for name, value in self.settings.items()]
-
-    @property
-    def digest(self) -> str:
-        """Hash of the command, because the command may contain secrets."""
-        return hashlib.sha256("\0".join(self.command).encode()).hexdigest()
+_EARLY_STOP_SECS = 1.0  # interval of the comparisons with completed runs
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the sweep. Returns 0 if every run succeeded, 1 if a run failed, 2 for invalid arguments."""
     try:
-        options, command = _parser().read(argv)
+        options, command = parser().read(argv)
         if options is None:
             return EXIT_DONE
         if options.jobs < 1:
             raise UsageError(
                 f"--jobs={options.jobs} is invalid; expected the number of concurrent runs, 1 or more"
             )
-        directory, runs = plan_runs(command, options.dir)
+        if options.early_stop is not None and options.early_stop < 1:
+            raise UsageError(
+                f"--early_stop={options.early_stop} is invalid; expected a number of completed runs, 1 "
+                "or more"
+            )
+        directory, runs = plan_runs(command, options.dir, options.random, options.seed)
         completed_runs = _load_completed_runs(directory, runs)
         return _Sweep(directory, runs, options).run(completed_runs)
     except UsageError as e:
         print(f"ctl sweep: {e}", file=sys.stderr)
         return e.exit_code
-
-
-def plan_runs(command: Sequence[str], directory: str) -> tuple[Path, list[SweepRun]]:
-    """Returns the directory of the sweep and its runs.
-
-    The last flag changes fastest. Raises UsageError if no flag has several values.
-    """
-    check_program(command[0], f"expected a program on PATH or an executable file, e.g. {SWEEP_EXAMPLE}")
-    fixed, swept, model_dir = _parse_command(command)
-    if not swept:
-        raise UsageError(f"no flag of the command has several values; expected e.g. {SWEEP_EXAMPLE}")
-    root = Path(model_dir or directory).expanduser()
-    names = list(swept)
-    runs = []
-    for values in itertools.product(*swept.values()):
-        settings = dict(zip(names, values, strict=True))
-        name = _directory_name(settings)
-        flags = [f"--{flag}={value}" for flag, value in settings.items()]
-        runs.append(SweepRun(name, settings, [*fixed, *flags, f"--model_dir={root / name}"], root / name))
-    return root, runs
-
-
-def _parse_command(command: Sequence[str]) -> tuple[list[str], dict[str, list[str]], str]:
-    """Returns the arguments without swept flags, the values of the swept flags, and --model_dir."""
-    fixed: list[str] = []
-    swept: dict[str, list[str]] = {}
-    model_dir = ""
-    remaining = iter(command)
-    for argument in remaining:
-        flag, equals, value = argument.partition("=")
-        if not (flag.startswith("--") and len(flag) > 2):
-            fixed.append(argument)
-            continue
-        if flag == "--model_dir" and not equals:
-            value, equals = next(remaining, ""), "="
-        values = _COMMA.split(value) if equals else []
-        if flag == "--model_dir":
-            if len(values) > 1:
-                raise UsageError(
-                    f"{argument} has several directories; expected one, in which each run creates its own"
-                )
-            model_dir = value
-        elif len(values) > 1:
-            _check_values(argument, flag, values, swept)
-            swept[flag[2:]] = [value.replace("\\,", ",") for value in values]
-        else:
-            fixed.append(argument.replace("\\,", ","))
-    return fixed, swept, model_dir
-
-
-def _check_values(argument: str, flag: str, values: Sequence[str], swept: Mapping[str, Any]) -> None:
-    if flag[2:] in swept:
-        raise UsageError(f"{flag} was given twice; expected {flag}=a,b once")
-    if "" in values or len(set(values)) < len(values):
-        raise UsageError(
-            f"{argument} has an empty or duplicate value; expected {flag}=a,b. Write a comma within a "
-            "value as \\,"
-        )
-
-
-def _directory_name(settings: Mapping[str, str]) -> str:
-    readable_name = ",".join(f"{name}={value}" for name, value in settings.items())
-    name = re.sub(r"[^\w.,=+-]", "_", readable_name)
-    if name == readable_name and len(name) <= _MAX_NAME_LENGTH:
-        return name
-    return f"{name[:_MAX_NAME_LENGTH]}-{zlib.crc32(readable_name.encode()):08x}"
 
 
 def _load_completed_runs(directory: Path, runs: Sequence[SweepRun]) -> list[SweepRun]:
@@ -172,8 +77,11 @@ def _load_completed_runs(directory: Path, runs: Sequence[SweepRun]) -> list[Swee
     for run in runs:
         previous = previous_runs.get(run.name, {})
         is_same = previous.get("command_digest") == run.digest
-        if previous.get("exit_code") == 0 and is_same and not _has_reached_time_limit(run.directory):
-            run.exit_code, run.metrics = 0, previous.get("metrics", {})
+        stopped_early = bool(previous.get("stopped_early"))
+        is_complete = stopped_early or previous.get("exit_code") == 0
+        if is_complete and is_same and (stopped_early or not _has_reached_time_limit(run.directory)):
+            run.exit_code, run.metrics = previous.get("exit_code"), previous.get("metrics", {})
+            run.stopped_early = stopped_early
             completed_runs.append(run)
     return completed_runs
 
@@ -185,6 +93,8 @@ class _Sweep:
         self._directory, self._runs = directory, runs
         self._jobs, self._metric, self._maximizes = options.jobs, options.metric, options.max
         self._processes: dict[int, tuple[SweepRun, Process]] = {}  # by device slot, from 0 to jobs - 1
+        self._min_completed: int | None = options.early_stop
+        self._compare_at_secs = 0.0  # time of the next comparison with completed runs
         self._guard = Guard()
 
     def run(self, completed_runs: Sequence[SweepRun]) -> int:
@@ -201,6 +111,7 @@ class _Sweep:
                     self._start(pending_runs.pop(0))
                 time.sleep(_WAIT_SECS)
                 self._poll()
+                self._stop_early()
             if signals.received:
                 self._stop_runs(signals)
         self._guard.close()
@@ -208,7 +119,7 @@ class _Sweep:
         if signals.received:
             print_message("run the same command again to resume this sweep", program="ctl sweep")
             return 128 + signals.received[0]
-        return EXIT_DONE if all(run.exit_code == 0 for run in self._runs) else EXIT_FAILED
+        return EXIT_DONE if all(run.is_complete for run in self._runs) else EXIT_FAILED
 
     def _start(self, run: SweepRun) -> None:
         slot = min(set(range(self._jobs)) - set(self._processes))
@@ -243,20 +154,37 @@ class _Sweep:
             metric_text = (
                 f"{self._metric} {value:.4g}" if isinstance(value, float) else "no " + self._metric
             )
-            status = (
-                f"ended, {metric_text}"
-                if not process_exit.returncode
-                else f"failed: {process_exit}; see {run.directory / _LOG_FILE}"
-            )
+            status = f"failed: {process_exit}; see {run.directory / _LOG_FILE}"
+            if run.is_complete:
+                status = f"{'stopped early' if run.stopped_early else 'ended'}, {metric_text}"
             print_message(f"{_format_settings(run)} {status}", program="ctl sweep")
             if not process_exit.returncode and run.metrics and self._metric not in run.metrics:
                 self._stop_for_missing_metric(run)
+
+    def _stop_early(self) -> None:
+        """Ends the runs that are worse than the median of the completed runs, if this is requested."""
+        if self._min_completed is None or time.monotonic() < self._compare_at_secs:
+            return
+        self._compare_at_secs = time.monotonic() + _EARLY_STOP_SECS
+        completed = [
+            median_rule.curves(run.directory, self._metric) for run in self._runs if run.exit_code == 0
+        ]
+        if len(completed) < self._min_completed:
+            return
+        for run, process in self._processes.values():
+            if run.stopped_early:
+                continue
+            curves = median_rule.curves(run.directory, self._metric)
+            if median_rule.is_worse_than_median(curves, completed, maximizes=self._maximizes):
+                run.stopped_early = True
+                process.send(signal.SIGTERM)
 
     def _record_end(self, slot: int, process_exit: ProcessExit) -> None:
         """Stores the result of a run that has ended."""
         run, process = self._processes.pop(slot)
         self._guard.remove(process.pid)
         run.exit_code, run.metrics = process_exit.exit_code, newest_metrics(run.directory)
+        run.stopped_early &= run.exit_code != 0  # it may have succeeded in the meantime
         self._save_state()
 
     def _stop_for_missing_metric(self, run: SweepRun) -> None:
@@ -295,6 +223,7 @@ class _Sweep:
                 "settings": dict(run.settings),
                 "command_digest": run.digest,
                 "exit_code": run.exit_code,
+                "stopped_early": run.stopped_early,
                 "metrics": run.metrics,
             }
             for run in self._runs
@@ -318,6 +247,7 @@ class _Sweep:
         rows = [[*names, *metrics, "exit code"]]
         for run in sorted(self._runs, key=sort_key):
             code = "" if run.exit_code is None else str(run.exit_code)
+            code = "stopped early" if run.stopped_early else code
             values = [_format_value(run.metrics.get(name)) for name in metrics]
             rows.append([*run.settings.values(), *values, code])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -331,18 +261,6 @@ def _has_reached_time_limit(directory: Path) -> bool:
     """Returns True if the newest training in a directory ended at --max_secs and must continue."""
     holder = Lease(directory / LOCK_NAME).read()
     return holder is not None and holder.reason == RunEnd.TIME_LIMIT.value
-
-
-def newest_metrics(directory: Path) -> dict[str, Any]:
-    """Returns the metrics of the newest evaluation in metrics.jsonl, else of training, else {}."""
-    row_by_run: dict[str, dict[str, Any]] = {}
-    with contextlib.suppress(OSError):
-        for line in (directory / "metrics.jsonl").read_text().splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                row = json.loads(line)
-                row_by_run[row.pop("run", "train")] = row
-    chosen = row_by_run.get("eval") or row_by_run.get("train") or {}
-    return {name: value for name, value in chosen.items() if name not in ("time", "epoch")}
 
 
 def _gpu_environment(slot: int) -> dict[str, str]:
@@ -361,32 +279,52 @@ def _format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _parser() -> WrappingParser:
-    parser = WrappingParser(
+def parser() -> WrappingParser:
+    """Returns the parser of the options before `--`."""
+    arguments = WrappingParser(
         "ctl sweep",
         SWEEP_EXAMPLE,
-        usage="ctl sweep [--dir=DIR] [--jobs=N] [--metric=NAME [--max]] -- command --flag=a,b ...",
+        usage="ctl sweep [--dir=DIR] [--jobs=N] [--metric=NAME [--max]] [--early_stop] -- command "
+        "--flag=a,b ...\n"
+        "       ctl sweep --random=N [--seed=S] ... -- command --flag=low:high:log ...",
         description="Runs a command once for each combination of the flags that have several values, "
         "separated by\ncommas, and compares the results. The same command skips completed runs and resumes "
-        "the other runs.\nWrite a comma within a value as \\,",
+        "the other runs.\nWrite a comma within a value as \\,\n"
+        "With --random, a flag may have a range: 1e-5:1e-2:log, 0:0.5, 16:256:int, 16:256:int:log. "
+        "Write a\ncolon within a value as \\:",
         epilog=f"examples:\n  {SWEEP_EXAMPLE}\n"
-        "  ctl sweep --jobs=2 --metric=accuracy --max -- python train.py --model_dir=/tmp/s --seed=0,1,2",
+        "  ctl sweep --jobs=2 --metric=accuracy --max -- python train.py --model_dir=/tmp/s --seed=0,1,2\n"
+        "  ctl sweep --random=20 --early_stop -- python -m models.mnist --learning_rate=1e-5:1e-2:log",
     )
-    parser.add_argument(
+    arguments.add_argument(
         "--dir",
         default="sweep",
         help="directory of the runs if the command has no --model_dir (default: sweep)",
     )
-    parser.add_argument(
+    arguments.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="number of concurrent runs (default: 1)"
     )
-    parser.add_argument(
+    arguments.add_argument(
         "--metric",
         default="loss",
         metavar="NAME",
         help="metric that determines the best run (default: loss)",
     )
-    parser.add_argument(
+    arguments.add_argument(
         "--max", action="store_true", help="the best run has the largest value (default: the smallest)"
     )
-    return parser
+    arguments.add_argument(
+        "--random", type=int, metavar="N", help="number of runs with random combinations"
+    )
+    arguments.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="seed of the random combinations (default: 0)"
+    )
+    arguments.add_argument(
+        "--early_stop",
+        type=int,
+        nargs="?",
+        const=1,
+        metavar="N",
+        help="end runs that are worse than the median of N or more completed runs (default: 1)",
+    )
+    return arguments

@@ -51,6 +51,7 @@ class ProgramCache:
         self.reducer, self.timer = reducer, timer
         self._config, self._task, self._world, self._counter = config, task, world, counter
         self._train_loop: GraphLoop | None = None
+        self._has_communication = False
         self._eval_loops: dict[str, StepLoop] = {}  # by the name of the evaluation set
         self._predict: tuple[Any, Any] = (None, None)  # model, function
 
@@ -62,9 +63,18 @@ class ProgramCache:
           is_single: True if each graph call runs one step.
         """
         if self._train_loop is None:
-            self._choose_communication(resumed)
+            self._prepare_communication(resumed)
             self._train_loop = self._create_train_loop(is_single)
         return self._train_loop
+
+    def separate_train_loop(self, resumed: Manifest | None) -> GraphLoop:
+        """Returns another loop of training steps, so that `train_loop` has its own trace.
+
+        Args:
+          resumed: See `train_loop`.
+        """
+        self._prepare_communication(resumed)
+        return self._create_train_loop(is_single=True)
 
     def eval_loop(self, set_name: str = "") -> StepLoop:
         """Returns the loop of evaluation steps of a set, created by the first call.
@@ -135,6 +145,12 @@ class ProgramCache:
         metrics = self._task.metrics
         keras_metrics.build_outside_steps(metrics, self._world.local_strategy)
         return metrics
+
+    def _prepare_communication(self, resumed: Manifest | None) -> None:
+        """Chooses the communication path once."""
+        if not self._has_communication:
+            self._choose_communication(resumed)
+            self._has_communication = True
 
     def _choose_communication(self, resumed: Manifest | None) -> None:
         """Installs the communication path of the restored checkpoint, or the faster one."""

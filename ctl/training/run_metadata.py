@@ -235,20 +235,20 @@ def label_of(attributes: Mapping[str, Any], default: Any, optimizer: Any) -> str
     """Returns the attribute of an optimizer for reports, an empty string for the default optimizer."""
     if optimizer is default:
         return ""
-    return next((name for name, other in _optimizers(attributes).items() if other is optimizer), "")
+    return next((name for name, other in named_optimizers(attributes).items() if other is optimizer), "")
 
 
 def learning_rates(task: Task) -> dict[str, float]:
     """Returns `learning_rate` of the newest step, and `learning_rate/name` of each other optimizer."""
     rates: dict[str, float] = {}
-    for name, optimizer in {"": task.optimizer, **_optimizers(task.attributes)}.items():
+    for name, optimizer in {"": task.optimizer, **named_optimizers(task.attributes)}.items():
         rate = None if name and optimizer is task.optimizer else _learning_rate(optimizer)
         if rate is not None:
             rates[f"learning_rate/{name}" if name else "learning_rate"] = rate
     return rates
 
 
-def _optimizers(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def named_optimizers(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the attributes that are optimizers, also in lists, tuples and dictionaries."""
     optimizers: dict[str, Any] = {}
     for name, value in attributes.items():
