@@ -39,7 +39,10 @@ NAVIGATION = {  # group -> section -> pages; the section "" has no title
         "Horovod scripts": ["horovod", "horovod_launcher"],
     },
     "How-to": {
-        "": ["recipes", "testing", "mistakes", "saving", "parameter_servers", "evaluator", "security"],
+        "": [
+            "recipes", "testing", "libraries", "mistakes", "saving", "parameter_servers", "evaluator",
+            "security",
+        ],
         "Example models": ["models", "gallery", "flowers"],
         "Platforms": [
             f"deploy/{name}" for name in ("environment", "docker", "vertex", "kubernetes", "slurm")

@@ -1,7 +1,7 @@
 """Initialization of models with saved variables, without the step and the optimizer.
 
-The source is a checkpoint of another run, or weights that another program has saved; see
-`external_weights.py`.
+The source is a checkpoint of another run, or weights that another program has saved
+(`external_weights.py`).
 """
 
 import errno
@@ -244,7 +244,7 @@ def _check_has_no_numbers(path: AnyPath, state: TrackedState, names: Iterable[st
 
 
 def find_source(source: str) -> tuple[AnyPath, Manifest]:
-    """Returns the checkpoint `source`, or the newest undamaged one in it; see `load_initial_values`."""
+    """Returns the checkpoint `source`, or the newest undamaged one in it (`load_initial_values`)."""
     path = paths.path(source)
     try:
         checkpoint = paths.call_with_retries(lambda: _find_undamaged(path))

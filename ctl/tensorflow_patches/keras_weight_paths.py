@@ -5,7 +5,7 @@ Purpose: Keras names the groups of a `.weights.h5` file after attributes and cla
 Uses: `_walk_saveable` and `_get_unique_name` of `keras.src.saving.saving_lib`, `_walk_trackable` and
   `_is_keras_trackable` of `tf_keras.src.saving.saving_lib`, and the lists of a layer's own variables.
 Versions: Keras 3.0 and later, tf_keras 2.16 and later. Without these functions there are no paths.
-Upstream issue: none known.
+Upstream issue: none.
 Switch: none, as these are reads and calls.
 """
 
