@@ -21,7 +21,7 @@ def libraries_of(section):
 
 
 def cases():
-    """Returns a case for each section. Those with libraries of the extra `slow` are of the second tier."""
+    """Returns a case for each section. Cases with libraries of the extra `slow` are of the second tier."""
     for section in SECTIONS:
         title, libraries = section.splitlines()[0], libraries_of(section)
         missing = [name for name in libraries if importlib.util.find_spec(name) is None]

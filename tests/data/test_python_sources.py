@@ -172,7 +172,7 @@ def test_a_resumed_run_continues_with_the_next_batch(name, epochs, tmp_path, cap
 
 def test_a_resumed_run_calls_the_hooks_of_earlier_passes(tmp_path):
     class Reordered(Batches):
-        """Changes the order of its batches after each pass, with a generator of its own."""
+        """Changes the order of its batches after each pass."""
 
         def __init__(self):
             super().__init__([])

@@ -44,7 +44,7 @@ def matrix(values):
 
 
 def cases(functions):
-    """Returns the names of cases. Those with libraries of the extra `slow` are of the second tier."""
+    """Returns the names of cases. Cases with libraries of the extra `slow` are of the second tier."""
     libraries = ("frame", "series", "matrix", "Grain")
     is_slow = {name: any(word in name for word in libraries) for name in functions}
     return [pytest.param(name, marks=[pytest.mark.slow] * is_slow[name]) for name in functions]
