@@ -169,7 +169,12 @@ def test_several_optimizers_keep_their_ratio_unless_one_is_named():
 
 
 def test_generators_of_python_and_numpy_continue():
-    trainer = Small(strategy="default", **OPTIONS)
+    class Drawn(Small):
+        def train_data(self, batch_size):
+            random.random(), np.random.random()
+            return super().train_data(batch_size)
+
+    trainer = Drawn(strategy="default", **OPTIONS)
     trainer.prepare()
     random.seed(3), np.random.seed(3)
     ctl.find_learning_rate(trainer, steps=5)

@@ -116,6 +116,18 @@ def test_weights_of_one_keras_are_loaded_in_the_other(tmp_path, written_by, read
     assert_weights(prepared(path, read_by), model.get_weights())
 
 
+@pytest.mark.parametrize("library", list(LIBRARIES))
+def test_slots_of_the_optimizer_in_a_keras_file_are_left_out(tmp_path, caplog, library):
+    caplog.set_level(logging.INFO, "ctl")
+    model = network(LIBRARIES[library])
+    model.compile(LIBRARIES[library].optimizers.Adam(0.1), "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.save(tmp_path / "a.keras")
+    assert_weights(prepared(tmp_path / "a.keras", library), model.get_weights())
+    [message] = messages(caplog)
+    assert "not matched: none" in message
+
+
 def test_older_files_of_tf_keras_are_loaded(tmp_path):
     model = network(tf_keras)
     model.save_weights(str(tmp_path / "tf"), save_format="tf")
