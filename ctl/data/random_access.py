@@ -45,7 +45,7 @@ class SourceRows(Rows):
         self.block_size = source.block_size if isinstance(source, RowsOfPyDataset) else 1
         self._source, self._transform, self._num_threads = source, transform, num_threads
         self._example = example
-        self._has_epochs = is_grain_map_dataset(source)
+        self._has_epochs = is_grain_map_dataset(source) and num_examples == len(source)
         self._leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(example)]
         self._dtypes = [tf.as_dtype(_tensor_dtype(leaf)) for leaf in self._leaves]
         self._pool: ThreadPoolExecutor | None = None

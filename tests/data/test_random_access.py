@@ -187,6 +187,18 @@ def test_a_py_dataset_may_be_read_in_batches_of_another_size():
     assert len(source.reads) <= 5  # the rows of a batch share one read
 
 
+@pytest.mark.slow
+def test_a_grain_map_dataset_gets_the_epoch_unless_its_examples_are_limited():
+    grain = pytest.importorskip("grain")
+    source = grain.MapDataset.source(Numbers()).seed(1).shuffle()
+    data = ctl.from_source(source, NUM_EXAMPLES, shuffle=False)
+    first, second = numbers(data, 2)
+    assert first != second and sorted(first) == sorted(second) == list(range(NUM_EXAMPLES))
+    limited = ctl.from_source(source, 8, shuffle=False).first_examples(8)
+    first, second = numbers(limited, 2)
+    assert first == second
+
+
 def test_training_from_a_source_equals_training_from_arrays():
     def trained(make_data):
         class Trained(Small):
