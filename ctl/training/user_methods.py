@@ -35,7 +35,7 @@ class UserMethods:
     def train_data(self, batch_size: int) -> Any:
         """Returns a `tf.data.Dataset` of global batches, `ctl.from_arrays(...)`, or arrays.
 
-        Also `ctl.from_source(...)`, a PyDataset, Grain pipeline or generator of batches, see docs/sources.md.
+        Also `ctl.from_source(...)`, or a PyDataset, Grain pipeline or generator (docs/sources.md).
         `ctl.example_numbers(batch_size)` is for a step that creates its own data. `train_data_fn` replaces
         this method.
         """
