@@ -14,7 +14,7 @@ PAGE_BY_PART = {  # part of ctl/ -> page
     "step": "trainer",
     "distribute": "distribution", "data": "data", "keras": "keras", "callbacks": "callbacks",
     "checkpoints": "checkpoints", "metrics": "metrics", "errors": "errors", "testing": "testing",
-    "hvd": "hvd", "trackers": "metrics",
+    "hvd": "hvd", "trackers": "metrics", "learning_rate_search": "trainer",
 }  # fmt: skip
 TITLES = {
     "trainer": "Trainer and settings", "data": "Data", "keras": "Compiled Keras models",
