@@ -12,7 +12,7 @@ import tensorflow as tf
 from conftest import ROOT, some_of
 from ctl import testing
 from example_models import import_model
-from gallery_models import CASES, SMALL, Language, PreciseResNet, Recommender, ResNet, SimClr, losses
+from gallery_models import CASES, SMALL, Language, Recommender, ResNet, SimClr, losses
 from small_models import every_step
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
@@ -34,7 +34,6 @@ FAST_NAMES_ON_WORKERS = ("recommender",)  # by default, and another one on two r
 @pytest.mark.parametrize("name", CASES)
 def test_all_numbers_are_the_same_on_two_replicas(name):
     model, options = CASES[name]
-    model = PreciseResNet if model is ResNet else model
     testing.assert_same_on_replicas(model, global_batch_size=8, rtol=5e-4, atol=2e-5, **options)
 
 

@@ -44,7 +44,7 @@ class PreciseResNet(ResNet):
 
 CASES = {
     "language": (Language, {**SMALL, "accumulate_steps": 2, "decay_steps": 10, "warmup_steps": 2}),
-    "resnet": (ResNet, {"width": 2, "blocks": 1, "shift": 0.0}),
+    "resnet": (PreciseResNet, {"width": 2, "blocks": 1, "shift": 0.0}),
     "recommender": (Recommender, {"rows": 1000}),
     "simclr": (SameViews, {"features": 8}),
 }
