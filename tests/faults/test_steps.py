@@ -39,7 +39,7 @@ def test_sigterm_while_a_failed_run_closes_its_writers_does_not_hide_the_error(t
     """A launcher sends SIGTERM to all workers as soon as the first one has failed."""
     result = run(tmp_path / "run", faults="term@ended", **POISON)
     assert "fault: term at ended" in result.output
-    assert result.code == 1 and "Step 10: the loss is NaN" in result.output, result.output[-2000:]
+    assert result.code == 1 and "the loss is NaN or infinite" in result.output, result.output[-2000:]
 
 
 def test_a_bad_step_is_left_out_on_both_workers(tmp_path):
