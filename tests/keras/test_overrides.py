@@ -7,37 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fitting import numbers
-
-X, Y, _ = numbers(n=20)
-LINES = tf.strings.reduce_join(tf.strings.as_string(X), axis=1, separator=" ").numpy()
-
-
-class ReadsText(keras.Sequential):
-    """A model with a preprocessor of text in its input pipeline, like a task of KerasHub."""
-
-    def read(self, x, *targets):
-        return (tf.strings.to_number(tf.strings.split(x).to_tensor(shape=[None, 6])), *targets)
-
-    def prepared(self, x, y=None, batch_size=None):
-        if not isinstance(x, tf.data.Dataset):
-            arrays = (x,) if y is None else (x, y)
-            x = tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size or 32)
-        return x.map(self.read)
-
-    def fit(self, x=None, y=None, batch_size=None, validation_data=None, **options):
-        if validation_data is not None:
-            validation_data = self.prepared(*validation_data, batch_size)
-        data = self.prepared(x, y, batch_size)
-        return super().fit(data, validation_data=validation_data, **options)
-
-    def evaluate(self, x=None, y=None, batch_size=None, **options):
-        if options.get("_use_cached_eval_dataset"):
-            return super().evaluate(x, y, batch_size, **options)
-        return super().evaluate(self.prepared(x, y, batch_size), **options)
-
-    def predict(self, x=None, batch_size=None, **options):
-        return super().predict(self.prepared(x, None, batch_size), **options)
+from overriding import LINES, ReadsText, X, Y, compiled
 
 
 class PreparesEvaluations(ReadsText):
@@ -49,14 +19,6 @@ class PreparesEvaluations(ReadsText):
     def evaluate(self, x=None, y=None, batch_size=None, **options):
         options.pop("_use_cached_eval_dataset", None)
         return keras.Sequential.evaluate(self, self.prepared(x, y, batch_size), **options)
-
-
-def compiled(cls):
-    keras.utils.set_random_seed(1)
-    model = cls([keras.Input((6,)), keras.layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
-    return model
 
 
 def results(model, fit, evaluate, predict, **options):

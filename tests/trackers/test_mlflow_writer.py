@@ -1,12 +1,14 @@
 """Runs in a local store of MLflow, read with its own client."""
 
 import os
+import sys
 from unittest import mock
 
 import ctl
 import numpy as np
+import processes
 import pytest
-from conftest import PROGRAMS
+from conftest import PROGRAMS, TIMEOUT_SECS, environment
 from fitting import classifier
 
 pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'tf-ctl[mlflow]'")
@@ -65,6 +67,32 @@ def test_the_chief_of_two_workers_writes_one_run(run_program, tmp_path, store, c
     (run,) = runs_of(client)
     assert run.info.status == "FINISHED" and run.data.params["workers"] == "2"
     assert steps_of(client, run, "train/loss") == [10, 20]
+
+
+def test_chief_and_evaluator_of_a_job_with_parameter_servers_write_one_run(tmp_path, store, client):
+    completed = processes.run(
+        [sys.executable, "-m", "ctl", "launch", "--workers=1", "--ps=1", "--chief", "--evaluator", "--",
+         sys.executable, str(PROGRAMS / "tracking.py"), f"--model_dir={tmp_path}/run", *OPTIONS,
+         "--train_steps=40", "--export=none", "--save_every_steps=20"],
+        env=environment(**store), timeout=TIMEOUT_SECS,
+    )  # fmt: skip
+    assert completed.returncode == 0, completed.stdout[-2000:] + completed.stderr[-2000:]
+    (run,) = runs_of(client)
+    assert run.info.status == "FINISHED" and run.data.tags["ctl.status"] == "done"
+    assert steps_of(client, run, "train/loss") == [10, 20, 30, 40]
+    assert steps_of(client, run, "eval/noisy/loss")[-1] == 40
+
+
+def test_a_database_of_sqlite_is_a_store(run_program, tmp_path):
+    pytest.importorskip("sqlalchemy", reason="part of the package mlflow, not of mlflow-skinny")
+    import mlflow
+
+    store = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/runs.db", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    results = train(run_program, tmp_path, store, "--train_steps=20", "--export=none")
+    assert results[0].code == 0, results[0].output
+    client = mlflow.MlflowClient(tracking_uri=store["MLFLOW_TRACKING_URI"])
+    (run,) = runs_of(client)
+    assert run.info.status == "FINISHED" and steps_of(client, run, "train/loss") == [10, 20]
 
 
 @pytest.mark.parametrize(

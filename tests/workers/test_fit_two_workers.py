@@ -5,6 +5,7 @@ import sys
 
 import keras
 import numpy as np
+import overriding
 import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
@@ -80,3 +81,21 @@ def test_parameter_servers_train_a_compiled_model_and_count_every_example(tmp_pa
     num_correct = np.asarray(history["accuracy"]) * 512
     np.testing.assert_allclose(num_correct, np.round(num_correct), atol=1e-3)  # each example counted once
     assert history["val_accuracy"][-1] > 0.9
+
+
+def test_an_interrupted_fit_of_a_model_with_overrides_resumes_from_its_backup(run_program, tmp_path):
+    """Interrupted after step 5 of 9, in the second epoch."""
+    program = ["tests/programs/overriding.py", str(tmp_path)]
+    assert {result.code for result in run_program(2, [*program, "5"])} == {143}
+    first, second = (result.json for result in run_program(2, program))
+    assert first == second
+    model, records = overriding.compiled(overriding.ReadsText), overriding.Records()
+    expected = overriding.trained(model.fit, [records])
+    assert len(records.lines) == 9 and len(first["evaluations"]) == 6  # of epochs 2 and 3
+    np.testing.assert_allclose(first["evaluations"], records.lines[3:], atol=1e-5)
+    assert first["history"].keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(first["history"][name], values[1:], atol=1e-5, err_msg=name)
+    for a, b in zip(first["weights"], model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    assert not list(tmp_path.rglob("ckpt-*"))  # as after BackupAndRestore
