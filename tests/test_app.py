@@ -98,7 +98,8 @@ def parse_flags(*arguments):
     ("argument", "expected_text"),
     [
         ("--trian_steps=5", "trian_steps"),
-        ("--train_steps=many", "train_steps"),
+        ("--train_steps=many", "--train_steps=many: expected a whole number"),
+        ("--max_secs=1h", "--max_secs=1h: expected a number. See"),
         ("--train_steps=-1", "train_steps"),
         ("--global_batch_size=0", "global_batch_size"),
         ("--strategy=gpu", "strategy"),
