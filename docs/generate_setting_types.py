@@ -59,7 +59,7 @@ _END = '''\
 def module() -> str:
     """The whole of ctl/setting_types.py."""
     type_by_name = {name: keyword_type(field) for name, field in FIELDS.items()}
-    # `writers` of ctl.Trainer is a keyword of its own, which also accepts objects
+    # `writers` of ctl.Trainer is a separate keyword, which also accepts objects
     names = {*RUN_SETTINGS, *(n for n, field in FIELDS.items() if field.metadata["type"] == "names")}
     of_run = {n: t for n, t in type_by_name.items() if n in names}
     of_trainer = {n: t for n, t in type_by_name.items() if n not in names}

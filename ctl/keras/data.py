@@ -76,7 +76,7 @@ class EndOfEvaluatedEpochs(Every):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochIntervals(Intervals):
-    """Intervals of a training whose epochs are those of `plan`."""
+    """Intervals of a training with the epochs of `plan`."""
 
     plan: Epochs
 
