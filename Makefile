@@ -11,6 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 FIRST = (not workers or smoke) and not slow and not cluster
 # one process more than cores, as processes wait for each other
 PYTEST = .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+LAST_FAILED = .venv/bin/python -m pytest -v --last-failed --last-failed-no-failures none
 SOURCES := $(shell find ctl models tests docs .ci -type f ! -name '*.pyc') $(wildcard *.md *.toml Makefile)
 
 mnist: .venv/installed
@@ -29,15 +30,15 @@ test: .venv/tested
 test-all: .venv/passed
 	$(MAKE) test-rest test-cluster
 
-# what fails beside other tests has to pass alone
+# what fails beside other tests has to pass alone; its names are printed
 test-rest: .venv/slow
 	$(PYTEST) -m "not cluster and (slow or hypothesis or not ($(FIRST)))" --hypothesis-profile=many \
-		|| .venv/bin/python -m pytest -m "" --last-failed --last-failed-no-failures none
+		|| (echo "Failed beside other tests. Each of them alone:" && $(LAST_FAILED) -m "")
 
 # real hosts and clusters: as root, with openssh-server, iproute2, iptables, slurm-wlm, munge; else skipped
 test-cluster: .venv/compiled
 	.venv/bin/python -m pytest tests/cluster -m cluster \
-		|| .venv/bin/python -m pytest tests/cluster -m cluster --last-failed --last-failed-no-failures none
+		|| (echo "Failed. Each of them once more:" && $(LAST_FAILED) tests/cluster -m cluster)
 
 lint: .venv/tested
 	.venv/bin/ruff check .

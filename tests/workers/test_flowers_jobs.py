@@ -97,7 +97,7 @@ def test_a_model_of_five_classes_at_180_pixels_is_trained_and_served(run_program
         pytest.importorskip(module, reason="provides the pictures: pip install '.[slow]', or make slow")
     large = sample.make(tmp_path, per_class=60, sources=sample.photographed)
     model_dir = tmp_path / "run"
-    completed = run(FLOWERS, f"--data_dir={large}", f"--model_dir={model_dir}", "--train_steps=64")
+    completed = run(FLOWERS, f"--data_dir={large}", f"--model_dir={model_dir}", "--train_steps=96")
     assert completed.code == 0, completed.err
     assert "32 examples, 32 per replica" in completed.out
     assert rows(model_dir, "eval")[-1][2] >= 0.85

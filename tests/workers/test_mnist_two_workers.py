@@ -80,7 +80,7 @@ def test_only_the_chief_s_files_remain(run):
     model_dir = run[0]
     assert not [p for p in model_dir.rglob("*") if "workertemp" in p.name or p.name.startswith("tmp-")]
     assert {p.name for p in model_dir.iterdir()} == {
-        "LOCK", "checkpoints", "config.json", "export", "logs", "metrics.jsonl", "workers",
+        "LOCK", "checkpoints", "config.json", "export", "logs", "metrics.jsonl", "run_id", "workers",
     }  # fmt: skip
     assert {p.name for p in (model_dir / "workers").iterdir()} == {
         "attempts.jsonl", "job_0.log", "job_1.log",
