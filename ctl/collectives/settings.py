@@ -1,7 +1,7 @@
 """Settings of the collectives runtime, read from environment variables (seconds or bytes)."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ctl.errors import UsageError
@@ -10,6 +10,8 @@ PLANE_VARIABLE = "CTL_COLLECTIVES"
 _ORDER_VARIABLE = "CTL_HVD_ORDER_TIMEOUT_SECS"
 EQUAL_VARIABLES = (PLANE_VARIABLE, _ORDER_VARIABLE)  # the launcher copies them to all ranks
 _PLANES = ("auto", "tcp", "tensorflow")
+_ALLREDUCE_VARIABLE = "CTL_ALLREDUCE"
+ALLREDUCE_ALGORITHMS = ("auto", "ring", "doubling", "halving")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Settings:
       heartbeat_timeout: Time without any message after which a rank is lost; 0 disables heartbeats.
       shares_memory: If True, ranks of one machine exchange large tensors through shared memory.
       plane: Collectives that TensorFlow executes: "tensorflow": all, "auto": those on GPUs, "tcp": none.
+      allreduce: Algorithm of large all-reduces on all ranks. Only the setting of rank 0 has an effect.
       fusion_threshold: Maximum size of a fused message (bytes).
       cycle: Delay of small requests of a function, to fuse them.
       secret: Secret that the ranks of one job share.
@@ -40,6 +43,7 @@ class Settings:
     heartbeat_timeout: float = 0.0
     shares_memory: bool = True
     plane: str = "auto"
+    allreduce: str = "auto"
     fusion_threshold: int = 128 << 20
     cycle: float = 0.001
     secret: bytes = b""
@@ -50,13 +54,15 @@ class Settings:
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """Reads the settings from environment variables. Raises UsageError for an invalid value."""
     stall = _read_number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", Settings.stall_warning)
+    plane = _read_choice(environ, PLANE_VARIABLE, _PLANES)
     return Settings(
         start_timeout=_read_number(environ, "HOROVOD_START_TIMEOUT", Settings.start_timeout),
         stall_warning=0.0 if _is_set(environ, "HOROVOD_STALL_CHECK_DISABLE") else stall,
         stall_shutdown=_read_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
         order_timeout=_read_number(environ, _ORDER_VARIABLE, Settings.order_timeout),
-        shares_memory=_read_plane(environ) != "tcp",
-        plane=_read_plane(environ),
+        shares_memory=plane != "tcp",
+        plane=plane,
+        allreduce=_read_choice(environ, _ALLREDUCE_VARIABLE, ALLREDUCE_ALGORITHMS),
         fusion_threshold=int(_read_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)),
         cycle=_read_number(environ, "HOROVOD_CYCLE_TIME", 1000 * Settings.cycle) / 1000,
         secret=environ.get("CTL_HVD_SECRET", "").encode(),
@@ -65,11 +71,12 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     )
 
 
-def _read_plane(environ: Mapping[str, str]) -> str:
-    plane = environ.get(PLANE_VARIABLE, "").strip() or "auto"
-    if plane not in _PLANES:
-        raise UsageError(f"{PLANE_VARIABLE} is {plane!r}; expected one of {', '.join(_PLANES)}.")
-    return plane
+def _read_choice(environ: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    """Returns one of the choices, the first one by default. Raises UsageError for another value."""
+    value = environ.get(name, "").strip() or choices[0]
+    if value not in choices:
+        raise UsageError(f"{name} is {value!r}; expected one of {', '.join(choices)}.")
+    return value
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from ctl.collectives import memory, rings
+from ctl.collectives.allreduce import allreduce
 from ctl.collectives.arithmetic import split_rows, to_numpy_dtype
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.requests import Request
@@ -34,7 +35,7 @@ def execute_transfers(
     """
     request, arrays = transfer_requests[0]
     if request.kind == "allreduce":
-        return _all_reduce(mesh, ranks, me, transfer_requests)
+        return _all_reduce(mesh, ranks, me, transfer_requests, header.get("algorithm", "auto"))
     if request.kind == "broadcast":
         return [[_broadcast(mesh, ranks, me, a, request.root) for a in arrays]]
     if request.kind == "alltoall":
@@ -55,7 +56,7 @@ def execute_transfers(
 
 
 def _all_reduce(
-    mesh: Any, ranks: Any, me: Any, transfer_requests: Sequence[TransferRequest]
+    mesh: Any, ranks: Any, me: Any, transfer_requests: Sequence[TransferRequest], algorithm: str
 ) -> list[list[np.ndarray]]:
     """Reduces all tensors of a dtype as one vector."""
     op = transfer_requests[0][0].op
@@ -63,7 +64,7 @@ def _all_reduce(
     totals: list[np.ndarray] = [array[:0] for array in all_arrays]
     for dtype in dict.fromkeys(array.dtype for array in all_arrays):
         indices = [i for i, array in enumerate(all_arrays) if array.dtype == dtype]
-        reduced = rings.ring_allreduce(mesh, ranks, me, [all_arrays[i] for i in indices], op)
+        reduced = allreduce(mesh, ranks, me, [all_arrays[i] for i in indices], op, algorithm)
         for i, total in zip(indices, reduced, strict=True):
             totals[i] = total
     remaining_totals = iter(totals)

@@ -1,6 +1,5 @@
 """Transfer of large tensors between ranks through sockets and shared memory. The ranks are threads."""
 
-import itertools
 import os
 import socket
 import threading
@@ -12,44 +11,7 @@ from ctl.collectives import arithmetic, links, memory, rings
 from ctl.collectives.frames import Lost
 from ctl.collectives.links import CHUNK, MemoryLink, SharedMemory, SocketLink, open_memory
 from ctl.collectives.memory import Pool
-from ctl.collectives.mesh import Mesh
-from ctl.collectives.settings import Settings
-
-
-def meshes(count, **settings):
-    """One mesh per rank, all connected."""
-    pairs = {pair: socket.socketpair() for pair in itertools.combinations(range(count), 2)}
-    peers = [
-        {b if rank == a else a: ends[rank == b] for (a, b), ends in pairs.items() if rank in (a, b)}
-        for rank in range(count)
-    ]
-    controls = [socket.socketpair()[0] for _ in range(count)]
-
-    def build_mesh(rank):
-        return Mesh(rank, peers[rank], controls[rank], lambda: True, lambda: None, Settings(**settings))
-
-    return run_on_ranks(count, build_mesh)
-
-
-def run_on_ranks(count, call):
-    """Calls `call(rank)` for each rank in a thread. Returns the results, or raises the first error."""
-    results, errors = [None] * count, []
-
-    def run(rank):
-        try:
-            results[rank] = call(rank)
-        except BaseException as e:
-            errors.append(e)
-
-    threads = [threading.Thread(target=run, args=[rank], daemon=True) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
-    return results
+from rank_threads import meshes, run_on_ranks
 
 
 @pytest.fixture(params=["memory", "tcp"])

@@ -1,0 +1,90 @@
+"""CPU time of an all-reduce by number of ranks: every algorithm, in processes of this machine.
+
+    python tests/benchmarks/collective_scaling.py --ranks=2,4,8,16 --bytes=4,65536,1048576
+
+Prints the CPU time per call (ms), medians of the rounds: the mean of the ranks except rank 0, and rank 0,
+which also coordinates. CPU time depends little on the number of cores that the ranks share.
+"""
+
+import json
+import os
+import socket
+import statistics
+import time
+
+import numpy as np
+from absl import app, flags
+from ctl.collectives.arithmetic import SUM
+from ctl.collectives.engine import Engine
+from ctl.collectives.ranks import build_ranks
+from ctl.collectives.settings import Settings
+
+_RANKS = flags.DEFINE_list("ranks", ["2", "4", "8", "16"], "Numbers of ranks.")
+_BYTES = flags.DEFINE_list("bytes", ["4", "65536", "1048576"], "Sizes of the arrays (bytes).")
+_ALGORITHMS = flags.DEFINE_list("algorithms", ["ring", "auto"], "Algorithms; ratios are to the first one.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds, in which the algorithms take turns.")
+_CALLS = flags.DEFINE_integer("calls", 100, "Calls per round.")
+
+
+def measure(rank: int, servers: dict[str, list[socket.socket]], size: int) -> dict[str, list[float]]:
+    """Returns the CPU time per call (ms) of this rank, by algorithm and round."""
+    engines = {}
+    for algorithm, sockets in servers.items():
+        addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
+        settings = Settings(allreduce=algorithm)
+        engines[algorithm] = Engine(build_ranks(addresses, rank), settings, server=sockets[rank])
+    array = np.ones(size // 4, np.float32)
+    results = {algorithm: [] for algorithm in engines}
+    for round_number in range(-1, _ROUNDS.value):
+        for algorithm, engine in engines.items():
+            engine.sum("start", np.zeros(1))
+            start_secs = time.process_time()
+            for _ in range(_CALLS.value):
+                engine.wait(engine.submit("allreduce", "sum", [array], op=SUM))
+            if round_number >= 0:  # the first round opens files and fills caches
+                results[algorithm].append((time.process_time() - start_secs) * 1e3 / _CALLS.value)
+    for engine in engines.values():
+        engine.close(linger=True)
+    return results
+
+
+def measure_all(count: int, size: int) -> list[dict[str, list[float]]]:
+    """Returns the results of `measure` by rank."""
+    servers = {a: [socket.create_server(("127.0.0.1", 0)) for _ in range(count)] for a in _ALGORITHMS.value}
+    readers = []
+    for rank in range(count):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            with os.fdopen(writer, "w") as file:
+                json.dump(measure(rank, servers, size), file)
+            os._exit(0)
+        os.close(writer)
+        readers.append(reader)
+    results = []
+    for reader in readers:
+        with os.fdopen(reader) as file:
+            results.append(json.load(file))
+    for _ in range(count):
+        os.wait()
+    for sockets in servers.values():
+        for server in sockets:
+            server.close()
+    return results
+
+
+def main(_: list[str]) -> None:
+    print(f"{'ranks':>5} {'bytes':>9} {'algorithm':>9} {'each':>8} {'ratio':>6} {'rank 0':>8} {'ratio':>6}")
+    for count in map(int, _RANKS.value):
+        for size in map(int, _BYTES.value):
+            by_rank = measure_all(count, size)
+            base = None
+            for algorithm in _ALGORITHMS.value:
+                medians = [statistics.median(results[algorithm]) for results in by_rank]
+                each, zero = statistics.mean(medians[1:]), medians[0]
+                base = base or (each, zero)
+                print(f"{count:5} {size:9,} {algorithm:>9} {each:8.3f} {each / base[0]:6.2f} {zero:8.3f} "
+                      f"{zero / base[1]:6.2f}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    app.run(main)

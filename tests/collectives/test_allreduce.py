@@ -1,0 +1,118 @@
+"""Every algorithm of all-reduce, for 1 to 9 ranks, against NumPy. The ranks are threads."""
+
+import functools
+import itertools
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from ctl.collectives import arithmetic, settings
+from ctl.collectives.allreduce import allreduce, select_algorithm
+from ctl.collectives.links import CHUNK
+from ctl.errors import UsageError
+from hypothesis import given
+from hypothesis import strategies as st
+from rank_threads import meshes, run_on_ranks
+
+DTYPES = [np.float32, np.float64, np.int32, np.uint8, np.float16, ml_dtypes.bfloat16]
+REDUCTIONS = {
+    arithmetic.SUM: np.add, arithmetic.AVERAGE: np.add, arithmetic.MIN: np.minimum,
+    arithmetic.MAX: np.maximum, arithmetic.PRODUCT: np.multiply,
+}  # fmt: skip
+connected = functools.cache(meshes)
+
+
+def reduced(arrays_by_rank, op, algorithm, ranks=None):
+    """Returns the results by index. `ranks` of a larger group: a process set."""
+    ranks = ranks or range(len(arrays_by_rank))
+    group = connected(1 + max(ranks))
+
+    def run(me):
+        return allreduce(group[ranks[me]], ranks, me, arrays_by_rank[me], op, algorithm)
+
+    return run_on_ranks(len(ranks), run)
+
+
+@pytest.mark.parametrize("algorithm", settings.ALLREDUCE_ALGORITHMS)
+@given(
+    count=st.integers(1, 9),
+    dtype=st.sampled_from(DTYPES),
+    op=st.sampled_from(sorted(REDUCTIONS)),
+    sizes=st.lists(st.sampled_from([0, 1, 15, 64, 1000]), min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+)
+def test_results_are_those_of_numpy_and_equal_bitwise(algorithm, count, dtype, op, sizes, seed):
+    random = np.random.default_rng(seed)
+    low = 1 if op == arithmetic.PRODUCT else 0
+    arrays = [[random.integers(low, 3, n).astype(dtype) for n in sizes] for _ in range(count)]
+    copies = [[a.copy() for a in own] for own in arrays]
+    results = reduced(arrays, op, algorithm)
+    for i, size in enumerate(sizes):
+        wide = dtype if np.dtype(dtype).kind in "iu" else np.float64  # integers overflow
+        expected = functools.reduce(REDUCTIONS[op], [of_rank[i].astype(wide) for of_rank in arrays])
+        if op == arithmetic.AVERAGE and dtype in (np.float32, np.float64):
+            expected = (expected.astype(dtype) / dtype(count)).astype(np.float64)
+        assert results[0][i].shape == (size,) and results[0][i].dtype == dtype
+        np.testing.assert_array_equal(results[0][i].astype(wide), expected)
+        assert {r[i].tobytes() for r in results} == {results[0][i].tobytes()}
+    np.testing.assert_equal(arrays, copies)
+
+
+@pytest.mark.parametrize("algorithm", ["doubling", "halving"])
+@pytest.mark.parametrize("count", [3, 4, 7])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_large_sums_are_bitwise_equal_and_rounded_as_on_a_ring(algorithm, count, dtype):
+    size = 3 * CHUNK // 2 + 5
+    arrays = [[np.random.default_rng(rank).normal(size=size).astype(dtype)] for rank in range(count)]
+    results = reduced(arrays, arithmetic.SUM, algorithm)
+    assert {r[0].tobytes() for r in results} == {results[0][0].tobytes()}
+    exact = sum(array.astype(np.float64) for (array,) in arrays)
+    if dtype == np.float32:
+        np.testing.assert_allclose(results[0][0], exact, atol=1e-5)
+    else:  # the sum in float32 is rounded once
+        is_inexact = results[0][0] != exact.astype(np.float32).astype(dtype)
+        assert is_inexact.mean() < 0.001
+
+
+@pytest.mark.parametrize("algorithm", settings.ALLREDUCE_ALGORITHMS)
+def test_a_process_set_reduces_among_its_ranks(algorithm):
+    arrays = [[np.full(300, rank, np.float32)] for rank in range(3)]
+    for (total,) in reduced(arrays, arithmetic.SUM, algorithm, ranks=(1, 3, 4)):
+        assert (total == 3).all()
+
+
+@pytest.mark.parametrize("op", [arithmetic.SUM, arithmetic.MIN, arithmetic.MAX])
+@pytest.mark.parametrize("algorithm", ["doubling", "halving"])
+@pytest.mark.parametrize("count", [4, 5])
+def test_nan_and_signed_zero_have_equal_bits_on_all_ranks(op, algorithm, count):
+    arrays = [[np.full(200, -0.0 if rank % 2 else 0.0, np.float32)] for rank in range(count)]
+    for rank, (array,) in enumerate(arrays):
+        array.view(np.uint32)[:7] = 0x7FC00001 + rank
+    results = reduced(arrays, op, algorithm)
+    assert {r[0].tobytes() for r in results} == {results[0][0].tobytes()}
+    assert np.isnan(results[0][0][:7]).all() and (results[0][0][7:] == 0).all()
+
+
+def test_the_size_and_the_number_of_ranks_select_the_algorithm():
+    assert [select_algorithm(16, n) for n in (1 << 14, 1 << 20, 1 << 26)] == ["doubling", "halving", "ring"]
+    assert [select_algorithm(6, n) for n in (1 << 14, 1 << 24)] == ["doubling", "ring"]
+    assert {select_algorithm(2, n) for n in (1, 1 << 28)} == {"ring"}
+
+
+def test_an_unknown_algorithm_is_refused():
+    with pytest.raises(UsageError, match="CTL_ALLREDUCE is 'tree'; expected one of auto, ring, doubling"):
+        settings.read_settings({"CTL_ALLREDUCE": "tree"})
+    assert settings.read_settings({"CTL_ALLREDUCE": "halving"}).allreduce == "halving"
+
+
+@pytest.mark.workers
+@pytest.mark.parametrize(("algorithm", "num_exchanges"), [("ring", 8), ("doubling", 4), ("halving", 6)])
+def test_a_rank_that_is_lost_before_any_exchange_is_an_error_on_all_others(
+    run_program, algorithm, num_exchanges
+):
+    (result,) = run_program(1, ["tests/programs/lost_in_allreduce.py", algorithm])
+    *errors_by_exchange, complete = result.json["errors"]
+    assert len(errors_by_exchange) == num_exchanges and complete == [None] * 4
+    for error in itertools.chain.from_iterable(errors_by_exchange):
+        assert re.search(r"rank [01] (is gone|died)", error)  # rank 0 ends after its own error
