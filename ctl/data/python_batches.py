@@ -166,9 +166,8 @@ class RowsOfPyDataset:
                     f"batch {number} of a {type(self._data).__name__} has {_most_rows([batch])} rows; "
                     f"expected {expected} as in batch 0. Return the PyDataset itself from train_data."
                 )
-            flat = tf.nest.flatten(batch)
             for index in group:
-                row = [array[index % self.block_size] for array in flat]
+                row = [array[index % self.block_size] for array in tf.nest.flatten(batch)]
                 rows.append(tf.nest.pack_sequence_as(batch, row))
         return rows
 

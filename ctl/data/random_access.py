@@ -246,11 +246,9 @@ def _stacked(arrays: Sequence[np.ndarray], expected: np.ndarray, indices: Sequen
 
 def _is_castable(array: np.ndarray, dtype: np.dtype) -> bool:
     """Returns True if an array can be cast. Floats are rounded; integers must keep their values."""
-    if array.dtype == dtype or np.can_cast(array.dtype, dtype, "safe"):
-        return True
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         return False
-    return dtype.kind not in "iu" or np.array_equal(array.astype(dtype), array)
+    return array.dtype == dtype or dtype.kind not in "iu" or np.array_equal(array.astype(dtype), array)
 
 
 def _tensor_dtype(array: np.ndarray) -> Any:

@@ -199,7 +199,7 @@ def test_threads_read_each_batch_of_a_py_dataset_about_once(batch_size):
     data = ctl.from_source(source, batch_size)
     source.reads.clear()
     numbers(data, 1024 // batch_size, total=1024)
-    assert 128 <= len(source.reads) < 160
+    assert set(source.reads) == set(range(128)) and len(source.reads) < 2 * 128
 
 
 def test_a_py_dataset_may_define_its_length_as_the_number_of_batches():
@@ -293,6 +293,13 @@ def test_an_unequal_example_ends_the_run_with_its_number(element, message):
 
     with pytest.raises(ctl.UsageError, match=message):
         Unequal(writers=[], intervals=every_step(log=ctl.Every())).train(4)
+
+
+def test_a_prediction_names_an_unequal_example():
+    source = Wrapped([*[np.zeros(8, np.float32)] * 9, np.zeros(4, np.float32)])
+    trainer = Small(writers=[])
+    with pytest.raises(ctl.UsageError, match=r"predict's data .*example 9 has an array of float32 \(4,\)"):
+        trainer.predict(ctl.from_source(source, 4))
 
 
 @pytest.mark.parametrize(
