@@ -23,6 +23,8 @@ from ctl.io import paths
 from ctl.io.paths import AnyPath
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+# attribute of a model that Keras 3 has exported, with copies of its attribute `variables`
+_COPIES = "_all_variables"
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _OPTIMIZER = re.compile("optim", re.IGNORECASE)
 _DAMAGE = re.compile("DataLoss|OutOfRange|sstable|checksum|corrupt", re.IGNORECASE)
@@ -170,7 +172,10 @@ def _open_checkpoint(prefix: AnyPath) -> ExternalWeights:
     for node in graph.nodes:
         attribute = next((a for a in node.attributes if a.checkpoint_key in specs), None)
         key = "" if attribute is None else attribute.checkpoint_key
-        nodes.append(Node({child.local_name: child.node_id for child in node.children}, key))
+        children = {child.local_name: child.node_id for child in node.children}
+        if "variables" in children:
+            children.pop(_COPIES, None)
+        nodes.append(Node(children, key))
         if attribute is not None:
             name_by_key[key] = attribute.full_name
     labels = {

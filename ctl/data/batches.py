@@ -47,6 +47,7 @@ class Batches:
       mode: Way to reach a position: "indexed", "skip" or "iterator", see resume_position.py.
       description: One line for logs.
       examples: Number of examples from the start of the data to the end, if batches may be short.
+      is_in_memory: True if each batch is gathered from arrays in memory.
       has_exact_counts: True if the totals of the loop include every example. False if workers may be lost.
       is_per_worker: True if each worker reads separate data, so that a position holds for one number of
         workers only.
@@ -67,6 +68,7 @@ class Batches:
     mode: str
     description: str
     examples: int | None = None
+    is_in_memory: bool = False
     has_exact_counts: bool = True
     is_per_worker: bool = False
     share_of: Callable[[Any], Share] = Share

@@ -94,7 +94,8 @@ def open_train_data(
     if isinstance(source, IndexedData):
         return _open_indexed(source, strategy, topology, seed, start_examples, epochs, indexed)
     if indexed:
-        name = "only numbers" if isinstance(source, ExampleNumbers) else "a tf.data.Dataset"
+        batches = "a tf.data.Dataset" if python is None else "batches of Python code"
+        name = "only numbers" if isinstance(source, ExampleNumbers) else batches
         row_windows.raise_not_in_memory(name)
     if isinstance(source, ExampleNumbers):
         return _open_numbers(source, strategy, topology, start_examples)
@@ -318,6 +319,7 @@ def _open_indexed(
         mode="indexed",
         description=data.describe(),
         examples=total,
+        is_in_memory=data.is_in_memory,
         share_of=counted_share if data.has_counted_shares(start, total, topology.num_replicas) else Share,
         has_even_shares=data.batch_size % topology.num_replicas == 0,
         windows=windows,
@@ -326,11 +328,11 @@ def _open_indexed(
 
 def _check_sharing(source: Any, global_batch_size: int, topology: Topology, mode: str) -> None:
     """Raises UsageError if the replicas cannot share the source, or the position cannot be saved."""
-    in_memory = isinstance(source, (IndexedData, ExampleNumbers))
-    is_per_worker = not in_memory and sharding.is_by_tensorflow(source, topology)
+    is_indexed = isinstance(source, (IndexedData, ExampleNumbers))
+    is_per_worker = not is_indexed and sharding.is_by_tensorflow(source, topology)
     is_divisible = is_per_worker or isinstance(source, ExampleNumbers)
     dataset_checks.check_batch_size(global_batch_size, topology, is_divisible)
-    resume_position.check_mode(mode, in_memory=in_memory, is_per_worker=is_per_worker)
+    resume_position.check_mode(mode, is_indexed=is_indexed, is_per_worker=is_per_worker)
 
 
 def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0) -> Any:

@@ -153,15 +153,23 @@ class RowsOfPyDataset:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        number, row = divmod(index, self.block_size)
-        batch = self._batch(number)
-        expected = self.block_size if number < self._data.num_batches - 1 else None
-        if expected is not None and _most_rows([batch]) != expected:
-            raise UsageError(
-                f"batch {number} of a {type(self._data).__name__} has {_most_rows([batch])} rows; expected "
-                f"{expected} as in batch 0. Return the PyDataset itself from train_data."
-            )
-        return tf.nest.map_structure(lambda array: array[row], batch)
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+        """Returns rows by number. Gets each batch once for consecutive rows."""
+        rows = []
+        for number, group in itertools.groupby(indices, lambda index: index // self.block_size):
+            batch = self._batch(number)
+            expected = self.block_size if number < self._data.num_batches - 1 else None
+            if expected is not None and _most_rows([batch]) != expected:
+                raise UsageError(
+                    f"batch {number} of a {type(self._data).__name__} has {_most_rows([batch])} rows; "
+                    f"expected {expected} as in batch 0. Return the PyDataset itself from train_data."
+                )
+            for index in group:
+                row = [array[index % self.block_size] for array in tf.nest.flatten(batch)]
+                rows.append(tf.nest.pack_sequence_as(batch, row))
+        return rows
 
     def _batch(self, number: int) -> Any:
         with self._lock:

@@ -174,7 +174,8 @@ def from_source(
     check_examples_per_batch("from_source", batch_size)
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
         raise UsageError(f"from_source got num_threads={num_threads!r}; expected an integer >= 1.")
-    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")) or isinstance(source, dict):
+    has_length = hasattr(source, "__len__") or is_py_dataset(source)  # which may define num_batches alone
+    if not (has_length and hasattr(source, "__getitem__")) or isinstance(source, dict):
         raise UsageError(
             f"from_source got a {type(source).__name__}; expected an object with __len__ and __getitem__, "
             "such as a list, a Grain MapDataset or a dataset in the style of PyTorch."
@@ -185,7 +186,7 @@ def from_source(
 
 def _rows_of(source: Any, transform: Callable | None, num_threads: int) -> Rows:
     if is_py_dataset(source):
-        source = RowsOfPyDataset(source, num_kept=_MOST_PARALLEL_BATCHES)
+        source = RowsOfPyDataset(source, num_kept=num_threads + _MOST_PARALLEL_BATCHES)
     name, length = _name_of(source), len(source)
     if length == 0:
         raise UsageError(f"from_source got a {name} of length 0; expected at least one example.")
@@ -217,9 +218,9 @@ def _example_arrays(example: Any) -> Any:
         text = example.encode() if isinstance(example, str) else example
         return np.array(text, dtype=object)  # a bytes dtype would lose zeros at the end
     array = np.asarray(example)
-    if array.dtype.kind == "U":
-        return np.char.encode(array, "utf-8").astype(object)
-    if array.dtype == object or array.dtype.kind not in "biufcSO":
+    if array.dtype.kind in "US":  # as objects, because those dtypes have a maximum length
+        return (np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array).astype(object)
+    if array.dtype == object or array.dtype.kind not in "biufc":
         raise UsageError(
             f"from_source got an example with a {type(example).__name__}: {example!r:.60}; expected "
             "arrays, numbers, text, or tuples and dictionaries of them. Convert it with transform."
@@ -232,11 +233,10 @@ def _stacked(arrays: Sequence[np.ndarray], expected: np.ndarray, indices: Sequen
     """Returns an array `[b, ...]` of arrays with the shape and dtype of `expected`.
 
     Raises:
-      UsageError: An array has another shape, or a dtype that cannot be cast.
+      UsageError: An array has another shape, or a dtype or integers that cannot be cast.
     """
     for array, index in zip(arrays, indices, strict=True):
-        is_castable = np.can_cast(array.dtype, expected.dtype, "same_kind")
-        if array.shape != expected.shape or not is_castable:
+        if array.shape != expected.shape or not _is_castable(array, expected.dtype):
             raise UsageError(
                 f"example {index} has an array of {array.dtype} {array.shape}; expected "
                 f"{expected.dtype} {expected.shape} as in example 0. Pad or cast it with transform."
@@ -244,8 +244,15 @@ def _stacked(arrays: Sequence[np.ndarray], expected: np.ndarray, indices: Sequen
     return np.stack(arrays).astype(expected.dtype, copy=False)
 
 
+def _is_castable(array: np.ndarray, dtype: np.dtype) -> bool:
+    """Returns True if an array can be cast. Floats are rounded; integers must keep their values."""
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        return False
+    return array.dtype == dtype or dtype.kind not in "iu" or np.array_equal(array.astype(dtype), array)
+
+
 def _tensor_dtype(array: np.ndarray) -> Any:
-    return tf.string if array.dtype.kind in "OS" else array.dtype
+    return tf.string if array.dtype == object else array.dtype
 
 
 def _structure(example: Any) -> str:

@@ -1,9 +1,9 @@
 """Position of a run in its data, and obstacles to an exact resume.
 
-indexed    Examples in memory start at any position at once.
+indexed    Examples and batches that are read by index start at any position at once.
 skip       Any dataset is rebuilt from its seed, and its first batches are skipped.
 iterator   By request. The state of the chief's iterator is saved with its buffers, so no data are read
-twice.
+twice. Grain always saves the state of its iterator.
 """
 
 import logging
@@ -41,21 +41,21 @@ def _obstacles(dataset: tf.data.Dataset, traits: dataset_traits.Traits, resumabl
     return reasons
 
 
-def check_mode(mode: str, *, in_memory: bool, is_per_worker: bool) -> None:
+def check_mode(mode: str, *, is_indexed: bool, is_per_worker: bool) -> None:
     """Raises UsageError for an unknown mode, or a mode that the data do not support.
 
     Args:
       mode: Value of `data_position`.
-      in_memory: True if the data are arrays or example numbers.
+      is_indexed: True if the data are arrays, a random-access source, or example numbers.
       is_per_worker: True if each worker reads separate data.
     """
     if mode not in MODES:
         raise UsageError(f"data_position is {mode!r}; expected one of {', '.join(MODES)}.")
-    if (mode == "indexed" and not in_memory) or (mode in ("skip", "iterator") and in_memory):
-        data = "examples in memory, which are indexed" if in_memory else "a tf.data.Dataset"
+    if (mode == "indexed" and not is_indexed) or (mode in ("skip", "iterator") and is_indexed):
+        data = "examples that are read by index" if is_indexed else "batches"
         raise UsageError(
             f"data_position is {mode!r}, and train_data returns {data}. Leave data_position out"
-            + ("." if in_memory else ", or return ctl.from_arrays(...).")
+            + ("." if is_indexed else ", or return ctl.from_arrays(...).")
         )
     if mode == "iterator" and is_per_worker:
         raise UsageError(

@@ -82,6 +82,7 @@ def open_train_per_worker(
         steps_per_epoch=per_epoch,
         mode=mode,
         description=f"{description}, every batch to one of {num_workers} workers",
+        is_in_memory=isinstance(source, IndexedData),
         has_exact_counts=False,
     )
 

@@ -221,7 +221,7 @@ class StepProfiler(LoopObserver):
             can_send_16_bits=can_send_16_bits and gradients.wire_dtype is None,
             jit_compile=config.jit_compile != "off",
             sync_every=config.sync_every if is_averaging_possible else None,
-            in_memory=batches.mode == "indexed",
+            in_memory=batches.is_in_memory,
             one_save=statistics.median(self._save_secs) if self._save_secs else 0.0,
             save_every=self._save_every(batches, step_secs),
         )

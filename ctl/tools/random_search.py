@@ -118,7 +118,7 @@ def random_combinations(
     """Returns `count` different combinations. A larger count begins with the same ones.
 
     Raises:
-      UsageError: If there are fewer combinations.
+      UsageError: If there are fewer combinations, or if random draws do not find as many.
     """
     size = math.prod(domain.size for domain in domains.values())
     if size < count:
@@ -132,8 +132,12 @@ def random_combinations(
         settings = {name: domain.draw(generator) for name, domain in domains.items()}
         combinations.setdefault(tuple(settings.values()), settings)
         if len(combinations) == count:
-            break
-    return list(combinations.values())
+            return list(combinations.values())
+    num_combinations = len(combinations)
+    raise UsageError(
+        f"--random={count} found only {num_combinations} different combinations; expected wider ranges, or "
+        "a smaller number of runs."
+    )
 
 
 def unescape(value: str) -> str:

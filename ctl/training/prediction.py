@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ctl.data import dataset_checks, sources
+from ctl.data import dataset_checks, input_errors, sources
 from ctl.data.indexed import IndexedData
 from ctl.distribute.row_partition import share
 from ctl.distribute.world import World
@@ -31,7 +31,10 @@ def run_prediction(prepared: PreparedTrainer, model: Any, data: Any) -> Any:
     call = prepared.programs.predict_function(
         model, lambda: tf.function(_call_of(model), reduce_retracing=True)
     )
-    outputs = [_outputs(prepared.world, call, batch) for batch in source]
+    try:
+        outputs = [_outputs(prepared.world, call, batch) for batch in source]
+    except tf.errors.OpError as e:
+        raise input_errors.explain_input_error(e, "predict's data") or e  # noqa: B904  has e as context
     if not outputs:
         raise UsageError("predict's data ended before its first batch; expected at least one.")
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *outputs)

@@ -101,6 +101,24 @@ def test_a_checkpoint_of_orbit_s_structure_is_loaded(tmp_path, caplog, library, 
     assert "ckpt-7" in message and "head/kernel from model/" in message
 
 
+@pytest.mark.parametrize("exported_by", ["ctl", "keras3", "tf_keras"])
+def test_an_exported_model_is_loaded(tmp_path, caplog, exported_by):
+    caplog.set_level(logging.INFO, "ctl")
+    source = tmp_path / "saved_model"
+    if exported_by == "ctl":
+        trainer = Network()
+        trainer.prepare()
+        model = trainer.model
+        model.set_weights([value + 1 for value in model.get_weights()])
+        trainer.export("saved_model", directory=str(tmp_path))
+    else:
+        model = network(LIBRARIES[exported_by])
+        model.export(str(source))
+    assert_weights(prepared(source), model.get_weights())
+    [message] = messages(caplog)
+    assert "matched 8 of 8 variables; not matched: none" in message
+
+
 @pytest.mark.parametrize("written_by", ["keras3", "tf_keras"])
 @pytest.mark.parametrize("read_by", ["keras3", "tf_keras"])
 @pytest.mark.parametrize("file_type", ["weights.h5", "keras", "checkpoint"])

@@ -1,6 +1,7 @@
 """Examples of random-access sources: order, shares, positions, threads and errors."""
 
 import threading
+import time
 from typing import NamedTuple
 
 import ctl
@@ -187,6 +188,31 @@ def test_a_py_dataset_may_be_read_in_batches_of_another_size():
     assert len(source.reads) <= 5  # the rows of a batch share one read
 
 
+@pytest.mark.parametrize("batch_size", [8, 256])
+def test_threads_read_each_batch_of_a_py_dataset_about_once(batch_size):
+    class Slow(Batches):
+        def __getitem__(self, index):
+            time.sleep(0.002)  # another thread runs
+            return super().__getitem__(index)
+
+    source = Slow(num_examples=1024, size=8)
+    data = ctl.from_source(source, batch_size)
+    source.reads.clear()
+    numbers(data, 1024 // batch_size, total=1024)
+    assert set(source.reads) == set(range(128)) and len(source.reads) < 2 * 128
+
+
+def test_a_py_dataset_may_define_its_length_as_the_number_of_batches():
+    class Counted(keras.utils.PyDataset):
+        num_batches = 3
+
+        def __getitem__(self, index):
+            return np.full([2, 1], index), np.arange(2 * index, 2 * index + 2)
+
+    data = ctl.from_source(Counted(), 4, shuffle=False)
+    assert numbers(data, 2, total=6) == [[0, 1, 2, 3], [4, 5]]
+
+
 @pytest.mark.slow
 def test_a_grain_map_dataset_gets_the_epoch_unless_its_examples_are_limited():
     grain = pytest.importorskip("grain")
@@ -267,6 +293,32 @@ def test_an_unequal_example_ends_the_run_with_its_number(element, message):
 
     with pytest.raises(ctl.UsageError, match=message):
         Unequal(writers=[], intervals=every_step(log=ctl.Every())).train(4)
+
+
+def test_a_prediction_names_an_unequal_example():
+    source = Wrapped([*[np.zeros(8, np.float32)] * 9, np.zeros(4, np.float32)])
+    trainer = Small(writers=[])
+    with pytest.raises(ctl.UsageError, match=r"predict's data .*example 9 has an array of float32 \(4,\)"):
+        trainer.predict(ctl.from_source(source, 4))
+
+
+@pytest.mark.parametrize(
+    "first,second,message",
+    [
+        (np.int32(1), np.int64(2**40), "an array of int64 .*; expected int32"),
+        (np.int8(1), np.uint8(200), "an array of uint8 .*; expected int8"),
+    ],
+)
+def test_a_number_that_the_dtype_of_example_0_cannot_hold_is_refused(first, second, message):
+    with pytest.raises(ctl.UsageError, match=f"example 1 has {message}"):
+        ctl.from_source([first, second], 2).read_first(2)
+
+
+def test_equal_numbers_and_text_of_any_length_keep_their_values():
+    integers = ctl.from_source([np.int32(1), np.int64(2)], 2).read_first(2)
+    assert integers.dtype == tf.int32 and integers.numpy().tolist() == [1, 2]
+    texts = ctl.from_source([np.array([b"a"]), np.array([b"longer"])], 2).read_first(2)
+    assert texts.numpy().tolist() == [[b"a"], [b"longer"]]
 
 
 def test_a_compiled_loop_refuses_a_source():

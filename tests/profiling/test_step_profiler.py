@@ -96,6 +96,21 @@ def run_profiled(monkeypatch, tmp_path, trainer_class, strategy, **options):
     return profile
 
 
+def test_a_slow_source_is_not_reported_as_arrays(short_measurement, monkeypatch, capsys, tmp_path):
+    class SlowSource(Small):
+        def train_data(self, batch_size):
+            def read(example):
+                time.sleep(0.01)
+                return example
+
+            pairs = list(zip(*examples(), strict=True))
+            return ctl.from_source(pairs, batch_size, transform=read, num_threads=1)
+
+    run_profiled(monkeypatch, tmp_path, SlowSource, "default", steps=6, dropout=0.0)
+    report = capsys.readouterr().out
+    assert "Waiting for input is" in report and "arrays in memory" not in report
+
+
 def test_slow_input_is_measured_and_a_save_does_not_count_as_host(short_measurement, monkeypatch, tmp_path):
     class SlowInput(Small):
         def train_data(self, batch_size):

@@ -90,6 +90,9 @@ def test_combinations_are_different_and_depend_on_the_seed_only():
     assert len({tuple(c.values()) for c in random_combinations(finite, 6, seed=0)}) == 6
     with pytest.raises(UsageError, match="--random=7 is more than the 6 combinations"):
         random_combinations(finite, 7, seed=0)
+    narrow = {"rate": NumberRange(0.1, 0.1000001)}  # with six digits, its numbers are equal
+    with pytest.raises(UsageError, match="--random=3 found only 1 different combinations"):
+        random_combinations(narrow, 3, seed=0)
 
 
 def test_the_runs_have_their_values_and_other_flags_stay(tmp_path):
