@@ -125,8 +125,11 @@ class EpochLength:
     first: int = 0
 
     def epoch_of(self, step: int) -> int:
-        """Returns the number of the epoch of the newest of `step` completed steps, counted from 1."""
-        return self.first + max(1, math.ceil(step / self.steps - 1e-9))
+        """Returns the number of the epoch of the newest of `step` completed steps, counted from 1.
+
+        A step with examples of two epochs belongs to the first one, which it completes.
+        """
+        return self.first + max(1, math.floor((step - 1) / self.steps + 1e-9) + 1)
 
 
 AT_THE_END = Every(steps=2**62)  # a mark that no run reaches

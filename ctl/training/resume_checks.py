@@ -1,6 +1,7 @@
 """Checks before a run resumes from a checkpoint or rolls back to one."""
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,7 @@ _MAY_DIFFER = (  # the numbers stay equal
     *("workers", "replicas", "strategy", "tensorflow", "ctl"),
     *("steps_per_loop", "log_every", "evaluate_every", "save_every"),
 )
+_RATE_NAMES = ("learning_rate", "lr")
 _DEFAULTS = {"precision": "float32"}  # of settings that older checkpoints do not have
 _log = logging.getLogger("ctl")
 
@@ -88,6 +90,32 @@ def check_configuration(
     lines += [f"  {k}: {old.get(k, 'nothing')} before, {configuration[k]} now" for k in changed_settings]
     if lines and topology.is_chief:
         _log.warning("Settings have changed since step %d:\n%s", resumed.step, "\n".join(lines))
+
+
+def warn_of_restored_rate(
+    resumed: Manifest | None, configuration: Mapping[str, Any], rate: float | None
+) -> None:
+    """Logs a warning if a setting for the learning rate has changed and the optimizer was restored.
+
+    Args:
+      resumed: Manifest of the checkpoint, or None.
+      configuration: Settings and versions of this run, as in manifests.
+      rate: Learning rate of the restored optimizer, or None.
+    """
+    if resumed is None or not resumed.config or rate is None:
+        return
+    for name in _RATE_NAMES:
+        value = configuration.get(name)
+        if not isinstance(value, float) or resumed.config.get(name, value) == value:
+            continue
+        if not math.isclose(value, rate, rel_tol=1e-6):
+            _log.warning(
+                "%s is %s now, but the optimizer continues with the learning rate of the checkpoint, %.6g. "
+                "Set self.optimizer.learning_rate in before_training to change it.",
+                name,
+                value,
+                rate,
+            )
 
 
 def _source_before(resumed: Manifest, batches: Batches) -> str | None:

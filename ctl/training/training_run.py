@@ -151,6 +151,9 @@ def _open(
         total, batches = input_pipeline.open_train_batches(prepared, request.steps, request.epochs)
     configuration, resumed = run_metadata.plain_configuration(prepared, options), checkpointing.resumed
     resume_checks.check_configuration(config, prepared.world.topology, resumed, batches, configuration)
+    if is_chief and validation.has_variable_learning_rate(task.optimizer):
+        rate = run_metadata.learning_rates(task).get("learning_rate")
+        resume_checks.warn_of_restored_rate(resumed, configuration, rate)
     writers = default_writers.writers_of_run(
         config.model_dir, options, is_chief=is_chief, check_lease=request.check_lease
     )

@@ -6,6 +6,7 @@ import ctl
 import keras
 import numpy as np
 import pytest
+from ctl.keras.backup import SaveOptions, replace_backup_callback
 from fitting import BATCH, classifier, numbers
 
 
@@ -155,6 +156,14 @@ def test_an_epoch_that_was_interrupted_before_its_evaluation_has_all_its_logs(tm
         run(Fails())
     (ended,) = [call for call in run() if call[0] == "epoch ends"]
     assert ended[1] == 0 and set(ended[2]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+
+
+@pytest.mark.parametrize(("save_freq", "steps"), [("epoch", None), (3, 3)])
+def test_a_backup_saves_at_the_steps_of_its_frequency(save_freq, steps, tmp_path):
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path), save_freq=save_freq)
+    remaining, options = replace_backup_callback([backup], SaveOptions(None, None, None))
+    assert remaining == [] and options.save_every_steps == steps
+    assert isinstance(options.checkpoints, ctl.BackupCheckpoints)
 
 
 class SecondBackup(keras.callbacks.BackupAndRestore):

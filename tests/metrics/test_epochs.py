@@ -44,9 +44,21 @@ def test_a_step_that_completes_an_epoch_belongs_to_it(step, epoch):
     assert EpochLength(4.0, first=2).epoch_of(step) == epoch + 2
 
 
-def test_epochs_of_a_fraction_of_steps_end_at_the_first_step_after_them():
+def test_a_step_with_examples_of_two_epochs_belongs_to_the_first_one():
     length = EpochLength(2.5)
-    assert [length.epoch_of(step) for step in range(1, 6)] == [1, 1, 2, 2, 2]
+    assert [length.epoch_of(step) for step in range(1, 7)] == [1, 1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_the_last_epoch_is_the_number_of_requested_epochs(epochs, capsys):
+    class Uneven(Data):
+        def train_data(self, batch_size):
+            x, y = examples()
+            return ctl.from_arrays((x[: batch_size + 5], y[: batch_size + 5]), batch_size)
+
+    Uneven("arrays", intervals=every_step()).train(epochs=epochs)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert f"epoch {epochs}/{epochs}" in lines[-1]
 
 
 @pytest.mark.parametrize("data_type", some_of(["arrays", "finite"], "arrays"))

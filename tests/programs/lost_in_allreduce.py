@@ -20,7 +20,7 @@ from ctl.collectives.settings import Settings
 COUNT, LOST, LIMIT_SECS = 5, 1, 60
 
 
-def run(rank, servers, algorithm, last_exchange):
+def result_of(rank, servers, algorithm, last_exchange):
     """Returns the error of an all-reduce in which rank `LOST` ends before an exchange, or None."""
     signal.alarm(LIMIT_SECS)
     addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
@@ -48,15 +48,19 @@ def run(rank, servers, algorithm, last_exchange):
 def scenario(algorithm, last_exchange):
     """Returns the errors of the ranks except `LOST`."""
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(COUNT)]
-    readers = []
+    readers, (end_reader, end_writer) = [], os.pipe()
     for rank in range(COUNT):
         reader, writer = os.pipe()
         if os.fork() == 0:
-            os.write(writer, json.dumps(run(rank, servers, algorithm, last_exchange)).encode())
+            os.close(end_writer)
+            os.write(writer, json.dumps(result_of(rank, servers, algorithm, last_exchange)).encode())
+            os.read(end_reader, 1)  # a rank that ended now would be lost as well
             os._exit(0)
         os.close(writer)
         readers.append(reader)
     outputs = [os.read(reader, 1 << 16) for reader in readers]
+    for end in (end_reader, end_writer, *readers):
+        os.close(end)
     for _ in range(COUNT):
         os.wait()
     return [json.loads(text or '"killed"') for rank, text in enumerate(outputs) if rank != LOST]

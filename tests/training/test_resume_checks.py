@@ -10,7 +10,7 @@ from ctl.checkpoints.protocol import Manifest
 from ctl.data.batches import Batches
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
-from ctl.training.resume_checks import check_configuration
+from ctl.training.resume_checks import check_configuration, warn_of_restored_rate
 from small_models import Small, examples, weights
 
 BEFORE = Manifest(
@@ -51,6 +51,28 @@ def test_workers_may_differ_in_number_and_other_settings_are_shown(caplog):
     assert not caplog.messages
     check(learning_rate=0.2)
     assert "learning_rate: 0.1 before, 0.2 now" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "restored_rate", "is_warned"),
+    [(0.2, 0.1, True), (0.2, 0.05, True), (0.1, 0.05, False), (0.2, 0.2, False), (0.2, None, False)],
+)
+def test_a_changed_learning_rate_without_effect_is_a_warning(setting, restored_rate, is_warned, caplog):
+    warn_of_restored_rate(BEFORE, {"learning_rate": setting, "workers": 2}, restored_rate)
+    warning = f"learning_rate is {setting} now, but the optimizer continues with the learning rate of the"
+    assert (warning in caplog.text) == is_warned
+
+
+@pytest.mark.workers
+def test_a_program_with_another_learning_rate_warns_at_a_resume(run_program, tmp_path):
+    command = ["tests/programs/tracking.py", f"--model_dir={tmp_path}", "--global_batch_size=12"]
+    options = ["--writers=jsonl", "--export=none", "--train_steps=4"]
+    (first,) = run_program(1, [*command, *options, "--save_every_steps=2"])
+    assert first.code == 0 and "continues with the learning rate" not in first.output
+    (second,) = run_program(1, [*command, *options, "--train_steps=6", "--learning_rate=0.5"])
+    assert second.code == 0
+    assert "learning_rate is 0.5 now, but the optimizer continues with" in second.output
+    assert "of the checkpoint, 0.01. Set self.optimizer.learning_rate in before_training" in second.output
 
 
 def test_asynchronous_workers_have_no_order_of_examples():
