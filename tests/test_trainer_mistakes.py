@@ -120,6 +120,16 @@ def test_batches_that_are_always_too_small_are_warned_of(caplog):
     assert "held 17.0 examples on average, global_batch_size is 24" in caplog.text
 
 
+@pytest.mark.parametrize(("size", "is_warned"), [(4, True), (24, False)])
+def test_small_batches_of_a_finite_dataset_are_warned_of_unless_there_is_one(size, is_warned, caplog):
+    class Finite(Small):
+        def train_data(self, batch_size):
+            return tf.data.Dataset.from_tensor_slices(examples()).take(20).batch(size)
+
+    Finite(strategy="default", writers=[], global_batch_size=24, intervals=every_step()).train(2)
+    assert ("held 4.0 examples on average" in caplog.text) == is_warned
+
+
 def test_the_reason_of_the_end_is_short_data_or_no_remaining_steps():
     writer = ctl.MemoryWriter()
 

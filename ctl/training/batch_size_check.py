@@ -31,8 +31,8 @@ class BatchSizeCheck:
         rows = interval.num_examples() / max(1, interval.steps)
         self._is_complete |= interval.has_full_batches()
         self._num_steps += interval.steps
-        has_known_size = batches.examples is not None or batches.steps is not None
-        if self._is_complete or has_known_size:
+        has_single_batches = batches.steps_per_epoch is not None and batches.steps_per_epoch < 2
+        if self._is_complete or has_single_batches:
             return
         if not batches.has_exact_counts or self._num_steps < 2:
             return
