@@ -247,6 +247,15 @@ def test_a_position_that_grain_refuses_is_reached_by_reading(tmp_path, caplog):
     assert resumed == trained(grain_loader, epochs=1)[3:]
 
 
+@needs_library("grain")
+@pytest.mark.parametrize("options", [{}, {"data_position": "skip"}])
+def test_a_position_of_grain_is_refused_for_a_generator(options, tmp_path):
+    Recording(grain_dataset, model_dir=tmp_path, stop_at=3).train(epochs=1)
+    with pytest.raises(ctl.UsageError, match="a state of Grain's iterator before, skip now"):
+        trained(generator, epochs=1, model_dir=tmp_path, **options)
+    assert trained(grain_dataset, epochs=1, model_dir=tmp_path, **options)
+
+
 def test_hooks_of_a_py_dataset_are_called_around_each_pass():
     calls = []
     trained(lambda: Batches(calls), epochs=2)
