@@ -107,6 +107,11 @@ def shortened(text: str, libraries: tuple[str, ...]) -> str:
     return "\n".join(lines_to_show)
 
 
+def user_frames(text: str) -> list[str]:
+    """Returns the frames of the user's code in an error message, as 'File "a.py", line 3, in f'."""
+    return [match[0] for match in _FRAME.finditer(shortened(text, (*LIBRARIES, _PACKAGE)))]
+
+
 def core(text: str) -> str:
     """Returns the sentence of a TensorFlow error, without the location of the node's definition."""
     lines = [line.strip() for line in shortened(text, ("",)).splitlines() if line.strip()]
