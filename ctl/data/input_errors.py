@@ -58,7 +58,9 @@ def explain_input_error(error: BaseException, method: str) -> UsageError | None:
     )
     missing = _MISSING_IN_PYTHON.search(error.message) if isinstance(error, tf.errors.OpError) else None
     if missing and _INPUT_ERROR.search(missing.string):
-        return UsageError(f"{method} cannot be read: {missing[1].rstrip('.')}{_user_line(missing.string)}.")
+        return UsageError(
+            f"{method} cannot be read: {missing[1].rstrip('.')}{error_report.user_line(missing.string)}."
+        )
     if not isinstance(error, error_types) or not _INPUT_ERROR.search(error.message):
         return None
     text = _OWN_ERROR.sub("", error_report.core(error.message))
@@ -76,9 +78,3 @@ def explain_input_error(error: BaseException, method: str) -> UsageError | None:
         failure = f"a function of its pipeline ({function[1].lower()}) failed"
         return UsageError(f"{method}: {failure}: {function[2].rstrip('.')}.")
     return UsageError(f"{method} cannot be read: {text.rstrip('.')}.")
-
-
-def _user_line(message: str) -> str:
-    """Returns the newest line of the user's code in an error of Python code, as a part of a sentence."""
-    frames = error_report.user_frames(message)
-    return f" ({frames[-1]})" if frames else ""

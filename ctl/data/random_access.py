@@ -8,10 +8,9 @@ file, a dataset in the style of PyTorch, a `keras.utils.PyDataset`, or a list of
 only its own examples. Order, epochs and resume are those of arrays (indexed.py).
 """
 
-import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +19,8 @@ import tensorflow as tf
 from ctl.data.grain_batches import is_grain_map_dataset
 from ctl.data.indexed import IndexedData, Rows, check_examples_per_batch
 from ctl.data.python_batches import RowsOfPyDataset, is_py_dataset
-from ctl.errors import CtlError, UsageError
+from ctl.errors import UsageError
+from ctl.io.error_report import named_errors
 
 _MOST_EXAMPLES = 2**53  # a source with more repeats itself without end
 _MOST_PARALLEL_BATCHES = 8
@@ -113,11 +113,11 @@ class SourceRows(Rows):
         """Reads examples. Returns the leaves of each."""
         source, elements = self._source, None
         if hasattr(source, "__getitems__"):
-            with _named_errors(f"one of the examples {', '.join(map(str, indices))} of a {self._name}"):
+            with named_errors(f"one of the examples {', '.join(map(str, indices))} of a {self._name}"):
                 elements = list(source.__getitems__(indices))
         examples = []
         for index, i in zip(indices, range(len(indices if elements is None else elements)), strict=True):
-            with _named_errors(f"example {index} of a {self._name}"):
+            with named_errors(f"example {index} of a {self._name}"):
                 element = source[index] if elements is None else elements[i]
                 example = _example_of(source, element, self._transform)
             try:
@@ -129,22 +129,6 @@ class SourceRows(Rows):
                 ) from None
             examples.append(tf.nest.flatten(example))
         return examples
-
-
-class ExampleError(Exception):
-    """An error of the user's code that reads an example, with the number of the example."""
-
-
-@contextlib.contextmanager
-def _named_errors(name: str) -> Iterator[None]:
-    """Names the example in errors of the user's code, which keep their traceback."""
-    try:
-        yield
-    except (CtlError, MemoryError, NotImplementedError):  # have explanations by their types
-        raise
-    except Exception as e:
-        message = f"{name}: {type(e).__name__}: {e}"
-        raise ExampleError(message).with_traceback(e.__traceback__) from None
 
 
 def from_source(
@@ -285,9 +269,8 @@ def _is_castable(array: np.ndarray, dtype: np.dtype) -> bool:
         return True
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
-    if dtype.kind == "f":
-        return np.array_equal(np.isinf(cast), np.isinf(array))
-    return np.array_equal(cast, array)
+    kept = np.isinf if dtype.kind == "f" else np.asarray
+    return np.array_equal(kept(cast), kept(array))
 
 
 def _tensor_dtype(array: np.ndarray) -> Any:

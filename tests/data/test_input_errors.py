@@ -72,7 +72,7 @@ class Files:
 
     def __getitem__(self, index):
         if index == 40:
-            open("/nowhere/x.npy")
+            np.load("/nowhere/x.npy")
         return np.zeros(8, np.float32), np.int64(0)
 
 
@@ -96,9 +96,9 @@ def test_a_missing_file_in_python_data_is_one_sentence_with_the_path_and_the_lin
         eval_data = train_data
 
     trainer = Reading("module", strategy="default", writers=[])
-    name = {"source": "example 40 of a Files: ", "transform": "example 40 of a range: ", "generator": ""}[kind]
-    line = rf"{method} cannot be read: {name}FileNotFoundError: .*'/nowhere/x.npy' \(File .*, in __getitem__\)"
-    with pytest.raises(ctl.UsageError, match=line) as raised:
+    example = {"source": "example 40 of a Files: ", "transform": "example 40 of a range: "}.get(kind, "")
+    line = rf"cannot be read: {example}FileNotFoundError: .*'/nowhere/x.npy' \(File .*, in __getitem__\)"
+    with pytest.raises(ctl.UsageError, match=f"{method} {line}") as raised:
         trainer.train(20) if method == "train_data" else trainer.evaluate()
     assert "\n" not in str(raised.value) and raised.value.exit_code == 2
 
