@@ -267,7 +267,9 @@ def _check_setting(field: "dataclasses.Field[Any]", value: Any) -> Any:
         is_valid, expected = isinstance(value, str), "a string"
     if not is_valid:
         raise UsageError(f"{name} is {value!r}; expected {expected}.")
-    return {"real": float, "list": tuple, "names": tuple}.get(value_type, lambda same: same)(value)
+    convert: dict[str, Callable[[Any], Any]] = {"real": float, "list": tuple}
+    convert["names"] = lambda names: tuple(dict.fromkeys(names))  # each once
+    return convert.get(value_type, lambda same: same)(value)
 
 
 def read_command_line(

@@ -8,7 +8,7 @@ print(result.suggestion)
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ from ctl.training.task import Task
 
 _DIVERGENCE = 4.0  # times the smallest smoothed loss
 _MIN_STEPS = 5
+_CLEAR_FALL = 4.0  # of the smoothed loss, in standard deviations of its noise
+_FALL_AT_BEGIN = 0.2  # part of the fall after which the steepest descent is searched
+_LEAST_SHARE = 0.1  # least suggestion, as a part of the rate with the smallest smoothed loss
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,12 @@ class LearningRateCurve:
 
     Attributes:
       rates: Learning rate of each step, ascending.
-      losses: Smoothed loss of each step.
-      suggestion: Learning rate at which the loss falls fastest, or None if it never falls.
+      losses: Smoothed loss of each step: an exponential average with the weight `smoothing`, not the loss
+        that `train_step` returned.
+      suggestion: Learning rate at which the smoothed loss falls fastest, but at least one tenth of the rate
+        with the smallest smoothed loss. The first steps, whose averages are of few batches, and the steps
+        before the loss has clearly fallen do not count. None: the loss does not fall by more than its
+        noise.
     """
 
     rates: tuple[float, ...]
@@ -74,14 +81,18 @@ def find_learning_rate(
         are those of `self.optimizer`, and the other optimizers keep their ratio to it.
       metric: Name of the value of `train_step` to observe.
       smoothing: Weight of earlier losses in the exponential average, from 0 to below 1.
-      path: File for a picture of the curve, such as "rates.png". Requires matplotlib.
+      path: File for a picture of the curve, such as "rates.png", which the chief writes. Requires
+        matplotlib.
 
-    Raises UsageError for invalid arguments, a learning rate that is a schedule, or data that end too early.
+    Raises UsageError for an object that is no trainer, invalid arguments, a learning rate that is a
+    schedule, or data that end too early.
 
     >>> rate = ctl.find_learning_rate(Mnist(global_batch_size=64)).suggestion
     """
     _check_arguments(min_rate, max_rate, steps, smoothing)
-    _check_picture(path)
+    _check_trainer(trainer)
+    if trainer.topology.num_workers == 1:
+        _check_picture(path)  # several workers agree on the result when they are connected
     task = Task.of(trainer)
     validation.check_methods(task, "train")
     validation.check_train_data(task)
@@ -93,15 +104,45 @@ def find_learning_rate(
             "find_learning_rate() got a trainer with parameter servers, whose workers are asynchronous. "
             "Search with strategy='mirrored' or 'default'."
         )
+    _run_on_chief(prepared, lambda: _check_picture(path))
     rate_variables = _rate_variables(prepared.task, optimizer)
     with prepared.peer_errors(), _restored(trainer, prepared, [variable for variable, _ in rate_variables]):
         rates, losses = _run(prepared, rate_variables, (min_rate, max_rate), steps, metric, smoothing)
     smoothed = _smooth(losses, smoothing)
-    curve = LearningRateCurve(tuple(rates), tuple(smoothed), _suggest(rates, smoothed))
-    if path is not None and trainer.topology.is_chief:
-        _draw(curve, path, metric)
-        print_message(f"the learning-rate curve is in {path}")
+    curve = LearningRateCurve(tuple(rates), tuple(smoothed), _suggest(rates, losses, smoothing))
+    _run_on_chief(prepared, lambda: _draw(curve, path, metric))
     return curve
+
+
+def _check_trainer(trainer: Any) -> None:
+    """Raises UsageError for a Keras model, a class, or another object that is no trainer."""
+    if not isinstance(trainer, type) and hasattr(trainer, "_prepare_trainer"):
+        return
+    if isinstance(trainer, type):
+        name = trainer.__name__
+        raise UsageError(
+            f"find_learning_rate() got the class {name}; expected an object of a ctl.Trainer. Write "
+            f"find_learning_rate({name}(global_batch_size=...))."
+        )
+    hint = " Write ctl.KerasTrainer(model, ...)." if hasattr(trainer, "fit") else ""
+    raise UsageError(
+        f"find_learning_rate() got a {type(trainer).__name__}; expected an object of a ctl.Trainer.{hint}"
+    )
+
+
+def _run_on_chief(prepared: PreparedTrainer, function: Callable[[], None]) -> None:
+    """Calls a function on the chief. If it fails there, all workers raise UsageError."""
+    world, error = prepared.world, None
+    if world.is_chief:
+        try:
+            function()
+        except UsageError as e:
+            error = e
+    num_errors = world.host_all_reduce.sum(np.array([0.0 if error is None else 1.0]))
+    if error is not None:
+        raise error
+    if num_errors[0]:
+        raise UsageError("The chief cannot write the picture of find_learning_rate(); see its log.")
 
 
 def _check_arguments(min_rate: float, max_rate: float, steps: int, smoothing: float) -> None:
@@ -294,16 +335,37 @@ def _has_diverged(smoothed: Sequence[float]) -> bool:
     return len(smoothed) > _MIN_STEPS and smoothed[-1] > limit
 
 
-def _suggest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
-    """Returns the rate with the steepest descent of the loss over the logarithm of the rate."""
-    if len(losses) < 3:
+def _suggest(rates: Sequence[float], losses: Sequence[float], smoothing: float) -> float | None:
+    """Returns the suggested rate, see `LearningRateCurve.suggestion`. `losses` are not smoothed."""
+    if len(losses) < _MIN_STEPS:
         return None
-    slopes = np.gradient(np.asarray(losses), np.log(rates))
-    best = int(np.argmin(slopes[: int(np.argmin(losses)) + 1]))
-    return float(rates[best]) if slopes[best] < 0 else None
+    smoothed = np.asarray(_smooth(losses, smoothing))
+    first = min(
+        math.ceil(1 / (1 - smoothing)) - 1, len(losses) // 4
+    )  # the averages before are of few losses
+    lowest = first + int(np.argmin(smoothed[first:]))
+    fall = smoothed[first] - smoothed[lowest]
+    if fall <= _CLEAR_FALL * _noise(losses[: lowest + 1], smoothing):
+        return None
+    not_fallen = np.flatnonzero(smoothed[:lowest] >= smoothed[first] - _FALL_AT_BEGIN * fall)
+    begin = int(not_fallen[-1])
+    slopes = np.gradient(smoothed, np.log(rates))[begin : lowest + 1]
+    steepest = begin + int(np.argmin(slopes))
+    return float(max(rates[steepest], rates[lowest] * _LEAST_SHARE))
 
 
-def _draw(curve: LearningRateCurve, path: str, metric: str) -> None:
+def _noise(losses: Sequence[float], smoothing: float) -> float:
+    """Returns the standard deviation of smoothed losses, estimated from successive losses."""
+    if len(losses) < 2:
+        return 0.0
+    variance = float(np.mean(np.diff(losses) ** 2)) / 2  # of independent batches
+    return math.sqrt(variance * (1 - smoothing) / (1 + smoothing))
+
+
+def _draw(curve: LearningRateCurve, path: str | None, metric: str) -> None:
+    """Writes the picture. Raises UsageError if the file cannot be written."""
+    if path is None:
+        return
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="tight")
@@ -312,4 +374,8 @@ def _draw(curve: LearningRateCurve, path: str, metric: str) -> None:
     if curve.suggestion is not None:
         axes.axvline(curve.suggestion, linestyle="--", label=f"suggestion: {curve.suggestion:.2g}")
         axes.legend()
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except OSError as e:
+        raise UsageError(f"path is {str(path)!r}; expected a file that can be written ({e}).") from e
+    print_message(f"the learning-rate curve is in {path}")

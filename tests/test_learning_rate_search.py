@@ -214,6 +214,87 @@ def test_invalid_arguments_are_refused(options, message):
         ctl.find_learning_rate(Small(strategy="default", **OPTIONS), **options)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda: keras.Sequential([keras.layers.Dense(1)]), r"got a Sequential.*ctl.KerasTrainer\(model, "),
+        (lambda: Small, r"got the class Small; .*Write find_learning_rate\(Small\(global_batch_size="),
+        (lambda: 3, "got a int; expected an object of a ctl.Trainer"),
+    ],
+)
+def test_an_object_that_is_no_trainer_is_refused(value, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        ctl.find_learning_rate(value())
+
+
+class Regression(ctl.Trainer):
+    """Linear regression by gradient descent, whose loss is flat below a rate of 0.01."""
+
+    def build(self):
+        self.model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        self.optimizer = keras.optimizers.SGD(0.1)
+
+    def train_data(self, batch_size):
+        generator = np.random.default_rng(self.seed)
+        x, weights = generator.normal(size=(2048, 8)), generator.normal(size=(8, 1))
+        y = x @ weights + 0.1 * generator.normal(size=(2048, 1))
+        return ctl.from_arrays((x.astype("float32"), y.astype("float32")), batch_size)
+
+    def losses(self, x, y):
+        return tf.reduce_mean((self.model(x, training=True) - y) ** 2, axis=1)
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            losses = self.losses(*batch)
+            loss = self.average(losses)
+        self.minimize(loss, tape)
+        return {"loss": losses}
+
+
+class Classification(Regression):
+    """Two layers with Adam, for four classes that overlap."""
+
+    def build(self):
+        layers = [keras.Input((16,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(4)]
+        self.model, self.optimizer = keras.Sequential(layers), keras.optimizers.Adam(1e-3)
+
+    def train_data(self, batch_size):
+        generator = np.random.default_rng(self.seed)
+        centres, labels = 0.7 * generator.normal(size=(4, 16)), generator.integers(0, 4, 2048)
+        x = centres[labels] + generator.normal(size=(2048, 16))
+        return ctl.from_arrays((x.astype("float32"), labels), batch_size)
+
+    def losses(self, x, y):
+        logits = self.model(x, training=True)
+        return keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+
+
+class Flat(Regression):
+    def train_step(self, batch):
+        return {"loss": tf.reduce_mean(batch[1] ** 2, axis=1)}
+
+
+FEW, MANY = range(3), [pytest.param(s, marks=pytest.mark.slow) for s in range(3, 20)]
+
+
+@pytest.mark.parametrize("seed", [*FEW, *MANY])
+@pytest.mark.parametrize(
+    ("trainer", "lowest", "highest"), [(Regression, 0.05, 0.5), (Classification, 0.01, 0.1)]
+)
+def test_the_suggestion_is_within_a_factor_of_10_below_the_divergence(trainer, lowest, highest, seed):
+    options = dict(global_batch_size=32, seed=seed, strategy="default", **OPTIONS)
+    curve = ctl.find_learning_rate(trainer(**options), min_rate=1e-5, max_rate=10.0)
+    assert lowest <= curve.suggestion <= highest
+    best = curve.rates[int(np.argmin(curve.losses))]
+    assert best / 10.01 <= curve.suggestion < best
+
+
+def test_a_loss_that_does_not_fall_has_no_suggestion():
+    for seed in range(3):
+        trainer = Flat(global_batch_size=32, seed=seed, strategy="default", **OPTIONS)
+        assert ctl.find_learning_rate(trainer).suggestion is None
+
+
 def test_optimizers_without_a_variable_rate_are_refused():
     with pytest.raises(ctl.UsageError, match=r"schedule CosineDecay.*SGD\(1e-3\)"):
         ctl.find_learning_rate(Scheduled(strategy="default", **OPTIONS))
@@ -271,3 +352,33 @@ def test_two_workers_search_together(run_program):
     trainer.train(2)
     curve = ctl.find_learning_rate(trainer, steps=10, min_rate=1e-3, max_rate=1.0)
     np.testing.assert_allclose(searched[0]["losses"], curve.losses, rtol=1e-4)
+
+
+PICTURE = """
+import os, sys
+import ctl
+from small_models import Small, every_step
+
+trainer = Small(strategy="multi_worker", writers=[], intervals=every_step())
+path = sys.argv[1] if trainer.topology.is_chief or sys.argv[2] == "all" else "/nowhere/else/rates.png"
+try:
+    curve = ctl.find_learning_rate(trainer, steps=10, min_rate=1e-3, max_rate=1.0, path=path)
+    print(os.path.exists(path), flush=True)
+except ctl.UsageError as e:
+    print(e, flush=True)
+    sys.exit(e.exit_code)
+"""
+
+
+@pytest.mark.workers
+def test_only_the_chief_checks_and_writes_the_picture(run_program, tmp_path):
+    results = run_program(2, ["-c", PICTURE, str(tmp_path / "rates.png"), "chief"])
+    assert [r.output.split()[-1] for r in results] == ["True", "False"]
+
+
+@pytest.mark.workers
+def test_a_picture_that_the_chief_cannot_write_is_an_error_of_all_workers(run_program):
+    results = run_program(2, ["-c", PICTURE, "/nowhere/rates.png", "all"])
+    assert [r.code for r in results] == [2, 2]
+    assert "a directory that exists" in results[0].output
+    assert "The chief cannot write the picture" in results[1].output

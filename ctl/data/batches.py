@@ -59,6 +59,9 @@ class Batches:
       iterator_state: Function (number of consumed examples) -> JSON object to save, with which the source
         continues there, or None.
       windows: Row numbers for a compiled loop that gathers rows itself; `iterator` yields row numbers.
+      order_seed: Seed of the order of examples that are read by index. None: the data are not shuffled, or
+        are no such examples.
+      saves_own_position: True if the data are a Grain pipeline, which saves the state of its iterator.
     """
 
     iterator: Any
@@ -76,6 +79,8 @@ class Batches:
     passes: Passes | None = None
     iterator_state: Callable[[int], Mapping[str, Any] | None] = lambda examples: None
     windows: RowWindows | None = None
+    order_seed: int | None = None
+    saves_own_position: bool = False
 
     def __post_init__(self) -> None:
         release = iterator_release.iterators  # of this process, in which the owner is collected

@@ -99,6 +99,10 @@ class IndexedData:
         """True if all examples are in memory."""
         return self.rows.is_in_memory
 
+    def order_seed(self, seed: int) -> int | None:
+        """Returns the seed of the order. `seed` is that of the trainer. None: there is no shuffling."""
+        return None if not self.shuffle else seed if self._seed is None else self._seed
+
     def map(self, function: Callable) -> "IndexedData":
         """Applies `function` to batches `[b, ...]`, like `tf.data.Dataset.map` after `batch`."""
         return self._copy(functions=(*self._functions, function))

@@ -18,6 +18,9 @@ _FUNCTION_ERROR = re.compile(
 _PYTHON_ERROR = re.compile(r"\w+(Error|Exception)\b")
 _OWN_ERROR = re.compile(r"^ctl\.errors\.\w+: ")
 _NO_MATCH = re.compile(r"No files matched pattern: ([^'\"]*)")
+_MISSING_IN_PYTHON = re.compile(
+    rf"((?:(?:one of the )?examples? [\d, ]+ of a \w+: )?\b(?:{'|'.join(e.__name__ for e in _MISSING)}): .*)"
+)
 _CORRUPT = re.compile(r"(corrupted|truncated) record at (\d+)")
 
 
@@ -53,6 +56,11 @@ def explain_input_error(error: BaseException, method: str) -> UsageError | None:
         tf.errors.PermissionDeniedError,
         tf.errors.UnimplementedError,
     )
+    missing = _MISSING_IN_PYTHON.search(error.message) if isinstance(error, tf.errors.OpError) else None
+    if missing and _INPUT_ERROR.search(missing.string):
+        return UsageError(
+            f"{method} cannot be read: {missing[1].rstrip('.')}{error_report.user_line(missing.string)}."
+        )
     if not isinstance(error, error_types) or not _INPUT_ERROR.search(error.message):
         return None
     text = _OWN_ERROR.sub("", error_report.core(error.message))

@@ -227,6 +227,7 @@ def _open_part(
         has_even_shares=_has_even_shares(source, topology),
         is_per_worker=sharding.is_per_worker(source),
         iterator_state=job.save_python,
+        saves_own_position=job.python is not None and job.python.mode == "iterator",
     )
 
 
@@ -323,6 +324,7 @@ def _open_indexed(
         share_of=counted_share if data.has_counted_shares(start, total, topology.num_replicas) else Share,
         has_even_shares=data.batch_size % topology.num_replicas == 0,
         windows=windows,
+        order_seed=data.order_seed(seed),
     )
 
 

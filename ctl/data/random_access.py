@@ -20,9 +20,11 @@ from ctl.data.grain_batches import is_grain_map_dataset
 from ctl.data.indexed import IndexedData, Rows, check_examples_per_batch
 from ctl.data.python_batches import RowsOfPyDataset, is_py_dataset
 from ctl.errors import UsageError
+from ctl.io.error_report import named_errors
 
 _MOST_EXAMPLES = 2**53  # a source with more repeats itself without end
 _MOST_PARALLEL_BATCHES = 8
+_EXTENSION_DTYPES = (tf.bfloat16.as_numpy_dtype,)  # of ml_dtypes
 
 
 class SourceRows(Rows):
@@ -109,15 +111,15 @@ class SourceRows(Rows):
 
     def _examples(self, indices: Sequence[int]) -> list[list[np.ndarray]]:
         """Reads examples. Returns the leaves of each."""
-        source = self._source
-        raw = (
-            source.__getitems__(indices)
-            if hasattr(source, "__getitems__")
-            else map(source.__getitem__, indices)
-        )
+        source, elements = self._source, None
+        if hasattr(source, "__getitems__"):
+            with named_errors(f"one of the examples {', '.join(map(str, indices))} of a {self._name}"):
+                elements = list(source.__getitems__(indices))
         examples = []
-        for index, element in zip(indices, raw, strict=True):
-            example = _example_arrays(element if self._transform is None else self._transform(element))
+        for index, i in zip(indices, range(len(indices if elements is None else elements)), strict=True):
+            with named_errors(f"example {index} of a {self._name}"):
+                element = source[index] if elements is None else elements[i]
+                example = _example_of(source, element, self._transform)
             try:
                 tf.nest.assert_same_structure(example, self._example)
             except (TypeError, ValueError):
@@ -175,6 +177,11 @@ def from_source(
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
         raise UsageError(f"from_source got num_threads={num_threads!r}; expected an integer >= 1.")
     has_length = hasattr(source, "__len__") or is_py_dataset(source)  # which may define num_batches alone
+    if hasattr(source, "iloc") and hasattr(source, "columns"):
+        raise UsageError(
+            "from_source got a DataFrame, whose [i] is a column; expected examples by number. Write "
+            "ctl.from_arrays(frame, batch_size), or dict(frame) for an array per column."
+        )
     if not (has_length and hasattr(source, "__getitem__")) or isinstance(source, dict):
         raise UsageError(
             f"from_source got a {type(source).__name__}; expected an object with __len__ and __getitem__, "
@@ -196,7 +203,7 @@ def _rows_of(source: Any, transform: Callable | None, num_threads: int) -> Rows:
             "epoch. Remove repeat(): training repeats the source."
         )
     element = source[0]
-    example = _example_arrays(element if transform is None else transform(element))
+    example = _example_of(source, element, transform)
     if not tf.nest.flatten(example):
         raise UsageError(f"from_source got a {name} whose first example is empty: {element!r:.60}.")
     return SourceRows(source, transform, num_threads, num_examples=length, example=example)
@@ -204,6 +211,16 @@ def _rows_of(source: Any, transform: Callable | None, num_threads: int) -> Rows:
 
 def _name_of(source: Any) -> str:
     return source.name if isinstance(source, RowsOfPyDataset) else type(source).__name__
+
+
+def _example_of(source: Any, element: Any, transform: Callable | None) -> Any:
+    """Returns `_example_arrays` of an element of a source."""
+    if element is None and is_grain_map_dataset(source):
+        raise UsageError(
+            "from_source got None from a Grain MapDataset: the dataset filters its examples; expected an "
+            "example for each index. Filter the indices first, or return an IterDataset from train_data."
+        )
+    return _example_arrays(element if transform is None else transform(element))
 
 
 def _example_arrays(example: Any) -> Any:
@@ -220,7 +237,7 @@ def _example_arrays(example: Any) -> Any:
     array = np.asarray(example)
     if array.dtype.kind in "US":  # as objects, because those dtypes have a maximum length
         return (np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array).astype(object)
-    if array.dtype == object or array.dtype.kind not in "biufc":
+    if array.dtype.kind not in "biufc" and array.dtype not in _EXTENSION_DTYPES:
         raise UsageError(
             f"from_source got an example with a {type(example).__name__}: {example!r:.60}; expected "
             "arrays, numbers, text, or tuples and dictionaries of them. Convert it with transform."
@@ -245,10 +262,15 @@ def _stacked(arrays: Sequence[np.ndarray], expected: np.ndarray, indices: Sequen
 
 
 def _is_castable(array: np.ndarray, dtype: np.dtype) -> bool:
-    """Returns True if an array can be cast. Floats are rounded; integers must keep their values."""
+    """Returns True if an array can be cast. Finite floats are rounded; integers must keep their values."""
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         return False
-    return array.dtype == dtype or dtype.kind not in "iu" or np.array_equal(array.astype(dtype), array)
+    if array.dtype == dtype or dtype.kind not in "iuf":
+        return True
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    kept = np.isinf if dtype.kind == "f" else np.asarray
+    return np.array_equal(kept(cast), kept(array))
 
 
 def _tensor_dtype(array: np.ndarray) -> Any:

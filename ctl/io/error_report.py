@@ -4,11 +4,13 @@ The reports omit the frames of TensorFlow, Keras and ctl, the code that AutoGrap
 traces. `--full_traceback` or TF_CPP_MIN_LOG_LEVEL=0 shows them.
 """
 
+import contextlib
 import linecache
 import os
 import re
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
 
 from ctl.errors import CtlError
@@ -107,6 +109,12 @@ def shortened(text: str, libraries: tuple[str, ...]) -> str:
     return "\n".join(lines_to_show)
 
 
+def user_line(text: str) -> str:
+    """Returns the newest frame of the user's code in an error message: ' (File "a.py", line 3, in f)'."""
+    frames = list(_FRAME.finditer(shortened(text, (*LIBRARIES, _PACKAGE))))
+    return f" ({frames[-1][0]})" if frames else ""
+
+
 def core(text: str) -> str:
     """Returns the sentence of a TensorFlow error, without the location of the node's definition."""
     lines = [line.strip() for line in shortened(text, ("",)).splitlines() if line.strip()]
@@ -137,3 +145,19 @@ def _is_library_file(filename: str) -> bool:
 
 def _is_ctl_file(filename: str) -> bool:
     return os.path.abspath(filename).startswith(_PACKAGE + os.sep)
+
+
+class ExampleError(Exception):
+    """An error of the user's code that reads an example, with the number of the example."""
+
+
+@contextlib.contextmanager
+def named_errors(name: str) -> Iterator[None]:
+    """Names the example in errors of the user's code, which keep their traceback."""
+    try:
+        yield
+    except (CtlError, MemoryError, NotImplementedError):  # have explanations by their types
+        raise
+    except Exception as e:
+        message = f"{name}: {type(e).__name__}: {e}"
+        raise ExampleError(message).with_traceback(e.__traceback__) from None

@@ -44,6 +44,14 @@ def curves(directory: Path, metric: str) -> dict[str, list[tuple[int, float]]]:
     return result
 
 
+def last_step(curves_of_runs: Sequence[Mapping[str, Curve]]) -> int | None:
+    """Returns the largest step of the curves of some runs, or None if there are no values."""
+    steps = [
+        step for curves_of_run in curves_of_runs for curve in curves_of_run.values() for step, _ in curve
+    ]
+    return max(steps, default=None)
+
+
 def is_worse_than_median(
     running: Mapping[str, Curve], completed: Sequence[Mapping[str, Curve]], *, maximizes: bool
 ) -> bool:

@@ -103,7 +103,12 @@ def parse_range(argument: str, value: str) -> NumberRange | None:
         )
     assert low is not None and high is not None
     is_log = scales == ["log"]
-    if not low < high or not math.isfinite(high - low):
+    if not math.isfinite(high - low):
+        raise UsageError(
+            f"{argument} has limits or a width that are not finite; expected finite numbers, such as "
+            "1e-5:1e-2:log."
+        )
+    if not low < high:
         raise UsageError(f"{argument} is an empty range; expected low < high, such as 1e-5:1e-2:log.")
     if is_log and low <= 0:
         raise UsageError(f"{argument} has the low value {low:g}; expected a number > 0 with log.")

@@ -35,6 +35,7 @@ _STATE_FILE = "sweep.json"
 _LOG_FILE = "console.log"
 _WAIT_SECS = 0.1
 _GRACE_SECS = 60.0  # for a run to save after a signal
+_STOPPED = 128 + signal.SIGTERM
 _EARLY_STOP_SECS = 1.0  # interval of the comparisons with completed runs
 
 
@@ -91,6 +92,7 @@ class _Sweep:
 
     def __init__(self, directory: Path, runs: Sequence[SweepRun], options: argparse.Namespace):
         self._directory, self._runs = directory, runs
+        self._pending_runs: list[SweepRun] = []
         self._jobs, self._metric, self._maximizes = options.jobs, options.metric, options.max
         self._processes: dict[int, tuple[SweepRun, Process]] = {}  # by device slot, from 0 to jobs - 1
         self._min_completed: int | None = options.early_stop
@@ -99,16 +101,16 @@ class _Sweep:
 
     def run(self, completed_runs: Sequence[SweepRun]) -> int:
         """Executes the remaining runs and returns the exit code."""
-        pending_runs = [run for run in self._runs if run not in completed_runs]
+        self._pending_runs = [run for run in self._runs if run not in completed_runs]
         skipped_text = f", {len(completed_runs)} already completed" if completed_runs else ""
         print_message(
             f"{len(self._runs)} runs{skipped_text}, {self._jobs} concurrently, in {self._directory}",
             program="ctl sweep",
         )
         with ForwardedSignals() as signals:
-            while (pending_runs or self._processes) and not signals.received:
-                while pending_runs and len(self._processes) < self._jobs:
-                    self._start(pending_runs.pop(0))
+            while (self._pending_runs or self._processes) and not signals.received:
+                while self._pending_runs and len(self._processes) < self._jobs:
+                    self._start(self._pending_runs.pop(0))
                 time.sleep(_WAIT_SECS)
                 self._poll()
                 self._stop_early()
@@ -155,7 +157,9 @@ class _Sweep:
                 f"{self._metric} {value:.4g}" if isinstance(value, float) else "no " + self._metric
             )
             status = f"failed: {process_exit}; see {run.directory / _LOG_FILE}"
-            if run.is_complete:
+            if run.exit_code is None:
+                status = "was stopped after its last step; it is started again to complete"
+            elif run.is_complete:
                 status = f"{'stopped early' if run.stopped_early else 'ended'}, {metric_text}"
             print_message(f"{_format_settings(run)} {status}", program="ctl sweep")
             if not process_exit.returncode and run.metrics and self._metric not in run.metrics:
@@ -166,13 +170,11 @@ class _Sweep:
         if self._min_completed is None or time.monotonic() < self._compare_at_secs:
             return
         self._compare_at_secs = time.monotonic() + _EARLY_STOP_SECS
-        completed = [
-            median_rule.curves(run.directory, self._metric) for run in self._runs if run.exit_code == 0
-        ]
+        completed = self._completed_curves()
         if len(completed) < self._min_completed:
             return
         for run, process in self._processes.values():
-            if run.stopped_early:
+            if run.stopped_early or self._is_at_last_step(run, completed):
                 continue
             curves = median_rule.curves(run.directory, self._metric)
             if median_rule.is_worse_than_median(curves, completed, maximizes=self._maximizes):
@@ -184,8 +186,22 @@ class _Sweep:
         run, process = self._processes.pop(slot)
         self._guard.remove(process.pid)
         run.exit_code, run.metrics = process_exit.exit_code, newest_metrics(run.directory)
-        run.stopped_early &= run.exit_code != 0  # it may have succeeded in the meantime
+        run.stopped_early &= run.exit_code == _STOPPED  # it may have succeeded or failed in the meantime
+        if run.stopped_early and self._is_at_last_step(run, self._completed_curves()):
+            run.exit_code, run.stopped_early = None, False
+            self._pending_runs.insert(0, run)
         self._save_state()
+
+    def _completed_curves(self) -> list[dict[str, list[tuple[int, float]]]]:
+        return [median_rule.curves(run.directory, self._metric) for run in self._runs if run.exit_code == 0]
+
+    def _is_at_last_step(
+        self, run: SweepRun, completed: Sequence[dict[str, list[tuple[int, float]]]]
+    ) -> bool:
+        """Returns True if a run has reached the last step of the completed runs."""
+        last_step = median_rule.last_step(completed)
+        step = median_rule.last_step([median_rule.curves(run.directory, self._metric)])
+        return last_step is not None and step is not None and step >= last_step
 
     def _stop_for_missing_metric(self, run: SweepRun) -> None:
         """Ends all runs and raises UsageError, because no run of the sweep will have the metric."""

@@ -76,7 +76,10 @@ def plan_runs(
     check_program(command[0], f"expected a program on PATH or an executable file, e.g. {SWEEP_EXAMPLE}")
     fixed, swept, model_dir = _parse_command(command, is_random=random_runs is not None)
     if not swept:
-        raise UsageError(f"no flag of the command has several values; expected e.g. {SWEEP_EXAMPLE}")
+        raise UsageError(
+            f"no flag of the command has several values; expected e.g. {SWEEP_EXAMPLE}"
+            + _separated_value_hint(command, is_random=random_runs is not None)
+        )
     root = Path(model_dir or directory).expanduser()
     names = list(swept)
     runs = []
@@ -90,6 +93,16 @@ def plan_runs(
         flags = [f"--{flag}={value}" for flag, value in settings.items()]
         runs.append(SweepRun(name, settings, [*fixed, *flags, f"--model_dir={root / name}"], root / name))
     return root, runs
+
+
+def _separated_value_hint(command: Sequence[str], *, is_random: bool) -> str:
+    """Returns a sentence about a flag with several values after a space, or an empty string."""
+    for flag, value in itertools.pairwise(command):
+        if not re.fullmatch(r"--[^=]+", flag) or value.startswith("--"):
+            continue
+        if len(_COMMA.split(value)) > 1 or (is_random and parse_range(f"{flag} {value}", value)):
+            return f'. Write {flag}={value}, with "=" instead of a space'
+    return ""
 
 
 def _parse_command(

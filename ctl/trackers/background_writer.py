@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ctl.metrics.protocol import Ended, Event, Exported, Joined, MetricWriter, Started
+from ctl.metrics.protocol import Ended, Event, Exported, Joined, MetricWriter, RunEnd, Started
 
 _QUEUE_SIZE = 10_000
 _RETRY_SECS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # waits before the retries of a call; the last one repeats
@@ -26,7 +26,8 @@ class TrackerWriter(MetricWriter):
     `join_run`, all calls until the next run are discarded. Only the first failure logs a warning.
 
     `Ended` blocks until all calls are complete, at most `upload_secs`; if the newest call has failed, at
-    most `close_secs`; if the tracker has not answered its first call, six times as long.
+    most `close_secs`; if the tracker has not answered its first call, six times as long. After a signal it
+    is at most `close_secs` in each case, because the platform kills the process after its grace period.
 
     A subclass defines the methods that the thread calls: `start_run`, `join_run`, `log_metrics`,
     `log_exports`, `end_run`, and optionally `is_transient`. Metrics have names such as "train/loss" and
@@ -34,7 +35,7 @@ class TrackerWriter(MetricWriter):
 
     Args:
       title: Name of the tracker for messages.
-      close_secs: Maximum wait at the end of a run for a tracker that fails (seconds).
+      close_secs: Maximum wait at the end of a run for a tracker that fails, and after a signal (seconds).
       upload_secs: Maximum wait at the end of a run for a tracker that answers (seconds).
     """
 
@@ -87,7 +88,7 @@ class TrackerWriter(MetricWriter):
         elif isinstance(event, Exported):
             self._post(lambda: self.log_exports(event.step, event.paths))
         elif isinstance(event, Ended):
-            self._close(lambda: self.end_run(event))
+            self._close(lambda: self.end_run(event), is_after_signal=event.end is RunEnd.SIGNAL)
 
     def abandon(self) -> bool:
         """Discards the pending calls, because another job continues the run."""
@@ -118,7 +119,7 @@ class TrackerWriter(MetricWriter):
         except queue.Full:
             self._warn_once(f"{_QUEUE_SIZE} calls are pending")
 
-    def _close(self, call: Callable[[], None]) -> None:
+    def _close(self, call: Callable[[], None], *, is_after_signal: bool) -> None:
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -127,7 +128,10 @@ class TrackerWriter(MetricWriter):
         start_secs = time.monotonic()
         while thread.is_alive():
             limit_secs = self._close_secs if self._is_failing else _OPEN_FACTOR * self._close_secs
-            if time.monotonic() - start_secs >= (self._upload_secs if self._is_connected else limit_secs):
+            limit_secs = self._upload_secs if self._is_connected else limit_secs
+            if is_after_signal:
+                limit_secs = min(limit_secs, self._close_secs)
+            if time.monotonic() - start_secs >= limit_secs:
                 self._cancelled.set()
                 self._warn_once("no answer")
                 return

@@ -182,6 +182,7 @@ class Checkpointing:
                 data_position_mode=batches.mode,
                 data_description=batches.description,
                 iterator_state=batches.iterator_state(self.progress.examples),
+                order_seed=batches.order_seed,
             )
             if self.position is not None:
                 self.position.capture()

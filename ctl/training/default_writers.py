@@ -63,7 +63,7 @@ def created_writers(
       metrics_file: File name of the JSON lines.
     """
     requested = _DEFAULT_NAMES if options.writers is None else options.writers
-    names = [writer for writer in requested if isinstance(writer, str)]
+    names = list(dict.fromkeys(writer for writer in requested if isinstance(writer, str)))
     writers: list[MetricWriterLike] = [writer for writer in requested if not isinstance(writer, str)]
     if not names:
         return writers

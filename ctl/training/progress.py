@@ -22,6 +22,7 @@ class Progress:
       data_position_mode: Method that finds the position in the data again: "indexed", "iterator" or "skip".
       data_description: Description of the data, or None.
       iterator_state: Value of `Batches.iterator_state` at this step, or None.
+      order_seed: Seed of the order of examples that are read by index, or None.
       metrics: Metrics evaluated at this step.
       loop_state: State of the loop and of callbacks.
     """
@@ -32,6 +33,7 @@ class Progress:
     data_position_mode: str = "indexed"
     data_description: str | None = None
     iterator_state: Mapping[str, Any] | None = None
+    order_seed: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     loop_state: Mapping[str, Any] = field(default_factory=dict)
 
@@ -59,6 +61,7 @@ class Progress:
             data.get("mode", "indexed"),
             data.get("source"),
             data.get("iterator"),
+            data.get("order_seed"),
             manifest.metrics,
             manifest.state,
         )
@@ -88,6 +91,7 @@ class Progress:
                 "one_pass": True,  # `source` describes the data before they are repeated for epochs
                 **({"pass_batches": self.pass_batches} if self.pass_batches else {}),
                 **({"iterator": self.iterator_state} if self.iterator_state else {}),
+                **({} if self.order_seed is None else {"order_seed": self.order_seed}),
             },
             metrics=self.metrics,
             state=self.loop_state,

@@ -24,6 +24,7 @@ _MAY_DIFFER = (  # the numbers stay equal
     *("steps_per_loop", "log_every", "evaluate_every", "save_every"),
 )
 _RATE_NAMES = ("learning_rate", "lr")
+_ORDER_SEED, _POSITION = "seed of from_arrays or from_source", "position in train_data"
 _DEFAULTS = {"precision": "float32"}  # of settings that older checkpoints do not have
 _log = logging.getLogger("ctl")
 
@@ -69,6 +70,11 @@ def check_configuration(
         "train_data": batches.description,
         "overfit_batches": config.overfit_batches,
     }
+    seeds = resumed.data.get("order_seed"), batches.order_seed
+    if None not in seeds and seeds != (before["seed"], current["seed"]):  # else named once
+        before[_ORDER_SEED], current[_ORDER_SEED] = seeds
+    if resumed.data.get("iterator") and batches.has_exact_counts and not batches.saves_own_position:
+        before[_POSITION], current[_POSITION] = "a state of Grain's iterator", batches.mode
     if batches.is_per_worker:
         before["workers"] = resumed.world.get("workers")
         current["workers"] = topology.num_workers

@@ -22,6 +22,7 @@ from ctl.setting_values import are_names
 from ctl.step import optimizers as optimizers_lib
 from ctl.step.context import StepContext
 from ctl.tensorflow_patches import optimizer_attributes
+from ctl.trackers.registry import check_writer_names
 from ctl.training.run_options import RunOptions
 from ctl.training.task import Task
 
@@ -201,7 +202,9 @@ def has_variable_learning_rate(optimizer: Any) -> bool:
     return rate is not None and not is_schedule and hasattr(unwrap(rate), "numpy")
 
 
-def check_checkpoints_and_writers(checkpoints: Any, writers: Any, extra_writers: Any) -> None:
+def check_checkpoints_and_writers(
+    checkpoints: Any, writers: Any, extra_writers: Any, model_dir: str | None = None
+) -> None:
     """Raises UsageError for objects that are no checkpoint manager or no list of writers."""
     if checkpoints is not None and not isinstance(checkpoints, CheckpointManager):
         raise UsageError(
@@ -212,11 +215,13 @@ def check_checkpoints_and_writers(checkpoints: Any, writers: Any, extra_writers:
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         if name == "writers" and are_names(value):
             continue  # which the settings have checked
-        if value is not None and not (is_list and all(map(is_writer, value))):
-            names = ', or a list of names, e.g. ["console"]' if name == "writers" else ""
+        names = [w for w in value if isinstance(w, str)] if is_list and name == "writers" else []
+        check_writer_names(Config(writers=names).writers, model_dir)
+        if value is not None and not (is_list and all(w in names or is_writer(w) for w in value)):
+            hint = ', or names, e.g. ["console"]' if name == "writers" else ""
             raise UsageError(
                 f"{name} is {value!r}; expected a list of writers with write and note, e.g. "
-                f"[ctl.ConsoleWriter()]{names}."
+                f"[ctl.ConsoleWriter()]{hint}."
             )
 
 

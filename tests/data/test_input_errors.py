@@ -4,6 +4,7 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
+from ctl.io import error_report
 from small_models import BATCH, Small
 
 CASES = {
@@ -61,6 +62,64 @@ def test_unreadable_data_is_one_sentence(case, method, tmp_path):
     with pytest.raises(ctl.UsageError, match=f"{method}.*{CASES[case]}") as raised:
         trainer.train(300 // BATCH) if method == "train_data" else trainer.evaluate()
     assert "\n" not in str(raised.value) and raised.value.exit_code == 2
+
+
+class Files:
+    """A source whose example 40 is in a missing file."""
+
+    def __len__(self):
+        return 300
+
+    def __getitem__(self, index):
+        if index == 40:
+            np.load("/nowhere/x.npy")
+        return np.zeros(8, np.float32), np.int64(0)
+
+
+def generated_from_files(batch_size):
+    for index in (0, 40):
+        yield np.zeros((batch_size, 8), np.float32), np.zeros(batch_size, np.int64)
+        Files()[index]
+
+
+@pytest.mark.parametrize("kind", ["source", "transform", "generator"])
+@pytest.mark.parametrize("method", ["train_data", "eval_data"])
+def test_a_missing_file_in_python_data_is_one_sentence_with_the_path_and_the_line(kind, method):
+    class Reading(Small):
+        def train_data(self, batch_size):
+            if kind == "generator":
+                return generated_from_files(batch_size)
+            if kind == "source":
+                return ctl.from_source(Files(), batch_size)
+            return ctl.from_source(range(300), batch_size, transform=Files().__getitem__)
+
+        eval_data = train_data
+
+    trainer = Reading("module", strategy="default", writers=[])
+    example = {"source": "example 40 of a Files: ", "transform": "example 40 of a range: "}.get(kind, "")
+    line = rf"cannot be read: {example}FileNotFoundError: .*'/nowhere/x.npy' \(File .*, in __getitem__\)"
+    with pytest.raises(ctl.UsageError, match=f"{method} {line}") as raised:
+        trainer.train(20) if method == "train_data" else trainer.evaluate()
+    assert "\n" not in str(raised.value) and raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, KeyError, StopIteration])
+def test_an_error_of_a_source_names_the_example_and_shows_the_line_of_the_user(error):
+    class Broken(Files):
+        def __getitem__(self, index):
+            if index == 40:
+                raise error("torn")
+            return super().__getitem__(index)
+
+    class Reading(Small):
+        def train_data(self, batch_size):
+            return ctl.from_source(Broken(), batch_size)
+
+    with pytest.raises(tf.errors.OpError) as raised:
+        Reading("module", strategy="default", writers=[]).train(20)
+    report = error_report.short_report(raised.value)
+    assert f"example 40 of a Broken: {error.__name__}: " in report.splitlines()[-1]
+    assert "in __getitem__" in report and 'raise error("torn")' in report
 
 
 def test_an_assertion_of_the_user_in_a_step_is_raised_unchanged():

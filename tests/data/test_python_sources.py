@@ -233,6 +233,14 @@ def test_data_position_skip_reads_the_batches_again(name, tmp_path):
     assert resumed == trained(SOURCES[name], epochs=2)[3:]
 
 
+def test_data_position_indexed_is_the_mode_of_a_py_dataset_and_not_of_a_generator(tmp_path):
+    Recording(lambda: Batches([]), model_dir=tmp_path, stop_at=3).train(epochs=2)
+    resumed = trained(lambda: Batches([]), epochs=2, model_dir=tmp_path, data_position="indexed")
+    assert resumed == trained(lambda: Batches([]), epochs=2)[3:]
+    with pytest.raises(ctl.UsageError, match="data_position is 'indexed', and train_data returns batches"):
+        trained(generator, epochs=1, data_position="indexed")
+
+
 @needs_library("grain")
 def test_a_position_that_grain_refuses_is_reached_by_reading(tmp_path, caplog):
     Recording(grain_loader, model_dir=tmp_path, stop_at=3).train(epochs=1)
@@ -245,6 +253,15 @@ def test_a_position_that_grain_refuses_is_reached_by_reading(tmp_path, caplog):
     resumed = trained(other_loader, epochs=1, model_dir=tmp_path)
     assert "Grain cannot continue at the saved position" in caplog.text
     assert resumed == trained(grain_loader, epochs=1)[3:]
+
+
+@needs_library("grain")
+@pytest.mark.parametrize("options", [{}, {"data_position": "skip"}])
+def test_a_position_of_grain_is_refused_for_a_generator(options, tmp_path):
+    Recording(grain_dataset, model_dir=tmp_path, stop_at=3).train(epochs=1)
+    with pytest.raises(ctl.UsageError, match="a state of Grain's iterator before, skip now"):
+        trained(generator, epochs=1, model_dir=tmp_path, **options)
+    assert trained(grain_dataset, epochs=1, model_dir=tmp_path, **options)
 
 
 def test_hooks_of_a_py_dataset_are_called_around_each_pass():

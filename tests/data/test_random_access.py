@@ -307,11 +307,40 @@ def test_a_prediction_names_an_unequal_example():
     [
         (np.int32(1), np.int64(2**40), "an array of int64 .*; expected int32"),
         (np.int8(1), np.uint8(200), "an array of uint8 .*; expected int8"),
+        (np.float16(1), np.float64(1e6), "an array of float64 .*; expected float16"),
     ],
 )
 def test_a_number_that_the_dtype_of_example_0_cannot_hold_is_refused(first, second, message):
     with pytest.raises(ctl.UsageError, match=f"example 1 has {message}"):
         ctl.from_source([first, second], 2).read_first(2)
+
+
+def test_infinity_and_nan_may_be_cast_and_finite_floats_are_rounded():
+    values = [np.float16(1), np.float64(0.1), np.float64("inf"), np.float64("nan")]
+    read = ctl.from_source(values, 4).read_first(4).numpy()
+    assert read.dtype == np.float16 and np.isinf(read[2]) and np.isnan(read[3])
+
+
+def test_arrays_of_bfloat16_are_examples():
+    dtype = tf.bfloat16.as_numpy_dtype
+    source = [np.full(3, index, dtype) for index in range(8)]
+    (batch,) = dataset(ctl.from_source(source, 4, shuffle=False)).take(1)
+    assert batch.dtype == tf.bfloat16 and batch.shape == (4, 3)
+    assert tf.cast(batch, tf.float32)[:, 0].numpy().tolist() == [0, 1, 2, 3]
+
+
+def test_a_data_frame_is_refused_and_from_arrays_is_named():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ctl.UsageError, match=r"a DataFrame.*ctl.from_arrays\(frame, batch_size\)"):
+        ctl.from_source(pandas.DataFrame({"a": [1, 2]}), 2)
+
+
+def test_a_grain_map_dataset_that_filters_is_refused():
+    grain = pytest.importorskip("grain")
+    for keeps in (lambda x: x % 2 == 1, lambda x: x < 4):  # examples 0 and 4 are None
+        source = grain.MapDataset.range(8).filter(keeps)
+        with pytest.raises(ctl.UsageError, match="filters its examples.*Filter the indices first"):
+            ctl.from_source(source, 8).read_first(8)
 
 
 def test_equal_numbers_and_text_of_any_length_keep_their_values():

@@ -16,8 +16,9 @@ from processes import run
 
 PROGRAM = """
 import json, os, signal, sys, time
-flags = dict(argument[2:].split("=", 1) for argument in sys.argv[1:])
+flags = dict(argument[2:].split("=", 1) for argument in sys.argv[1:])  # waits, at, code and completes
 path = os.path.join(flags["model_dir"], "metrics.jsonl")
+is_resumed = os.path.exists(path)
 rate, is_stopped = float(flags["rate"]), []
 signal.signal(signal.SIGTERM, lambda *_: is_stopped.append(True))
 with open(path, "a") as file:
@@ -26,11 +27,12 @@ with open(path, "a") as file:
         row = {"step": step, "run": "eval", "loss": value, "accuracy": -value}
         file.write(json.dumps(row) + chr(10))
         file.flush()
-        waits_for_signal = flags.get("waits") == flags["rate"] and step == 2
-        while waits_for_signal and not is_stopped:
+        is_slow = flags.get("waits") == flags["rate"] and step == int(flags.get("at", 2))
+        deadline = time.monotonic() + (4 if step == 3 else 600)
+        while is_slow and not is_stopped and time.monotonic() < deadline and not is_resumed:
             time.sleep(0.02)
-        if is_stopped:
-            sys.exit(143)
+        if is_stopped and (step == 3 or "completes" not in flags):
+            sys.exit(int(flags.get("code", 143)))
 """
 
 
@@ -116,10 +118,14 @@ def test_the_runs_have_their_values_and_other_flags_stay(tmp_path):
         (["--random=3"], ["--rate=0:1:lgo"], "is not a range"),
         (["--random=3"], ["--rate=a:1:log"], "is not a range"),
         (["--random=3"], ["--rate=1:2:log:log"], "is not a range"),
-        (["--random=3"], ["--rate=0:inf"], "is an empty range"),
-        (["--random=3"], ["--rate=nan:1"], "is an empty range"),
+        (["--random=3"], ["--rate=0:inf"], "not finite; expected finite numbers"),
+        (["--random=3"], ["--rate=nan:1"], "not finite; expected finite numbers"),
         (["--random=3"], ["--units=1:2.5:int"], "not whole"),
         (["--random=3"], ["--rate=1"], "no flag of the command has several values"),
+        (["--random=3"], ["p", "--rate", "1e-3:1e-2:log"], "Write --rate=1e-3:1e-2:log, with \"=\""),
+        (["--random=3"], ["--rate", "1:2"], "Write --rate=1:2, with \"=\""),
+        ([], ["--rate", "1,2"], "Write --rate=1,2, with \"=\""),
+        ([], ["--rate", "1"], "no flag of the command has several values; expected e.g. ctl sweep"),
         (["--random=3"], ["--a=1,2"], "more than the 2 combinations"),
         (["--random=0"], ["--rate=0:1"], "--random=0 is invalid"),
         (["--random=x"], ["--rate=0:1"], "--random"),
@@ -155,6 +161,38 @@ def test_a_run_that_is_worse_than_the_median_ends_early(tmp_path, program, optio
     assert "rate=9 stopped early, " in result.stderr and "stopped early" in result.stdout
     second = run_sweep(arguments, tmp_path)  # the run is not repeated
     assert second.returncode == 0 and "5 runs, 5 already completed" in second.stderr
+
+
+@pytest.mark.parametrize("code", [1, 0])
+def test_a_run_that_fails_after_the_signal_of_the_median_rule_is_repeated(tmp_path, program, code):
+    arguments = ["--early_stop=3", "--", *program, "--waits=9", f"--code={code}", "--rate=8,1,2,9,1.5"]
+    result = run_sweep(arguments, tmp_path)
+    assert result.returncode == code, result.stderr
+    runs = state(tmp_path / "sweep")
+    assert runs["rate=9"]["exit_code"] == code and not runs["rate=9"]["stopped_early"]
+    assert ("failed: " in result.stderr) == bool(code) and "stopped early" not in result.stderr
+    second = run_sweep(arguments, tmp_path)
+    assert f"5 runs, {4 if code else 5} already completed" in second.stderr
+
+
+def test_a_run_at_its_last_step_is_not_stopped_early(tmp_path, program):
+    arguments = ["--early_stop=3", "--", *program, "--waits=9", "--at=3", "--rate=8,1,2,9,1.5"]
+    result = run_sweep(arguments, tmp_path)
+    assert result.returncode == 0 and "stopped early" not in result.stdout + result.stderr, result.stderr
+    assert state(tmp_path / "sweep")["rate=9"] | {"settings": 0, "command_digest": 0} == {
+        "settings": 0, "command_digest": 0, "exit_code": 0, "stopped_early": False,
+        "metrics": {"step": 3, "loss": 3.0, "accuracy": -3.0},
+    }  # fmt: skip
+
+
+def test_a_run_that_receives_the_signal_before_its_last_step_and_completes_it_is_started_again(
+    tmp_path, program
+):
+    arguments = ["--early_stop=3", "--", *program, "--waits=9", "--completes=1", "--rate=8,1,2,9,1.5"]
+    result = run_sweep(arguments, tmp_path)
+    assert result.returncode == 0 and "stopped early" not in result.stdout + result.stderr, result.stderr
+    assert result.stderr.count("rate=9 started") == 2
+    assert state(tmp_path / "sweep")["rate=9"]["exit_code"] == 0
 
 
 def curve(*values, run="eval", first=1):

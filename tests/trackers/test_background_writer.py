@@ -1,6 +1,7 @@
 """Order, failures and waits of the calls to an experiment tracker."""
 
 import threading
+import time
 
 import pytest
 from ctl.metrics.protocol import Ended, Exported, ImageLogged, Joined, RunEnd, RunInfo, Started, TextLogged
@@ -113,6 +114,24 @@ def test_the_end_waits_for_a_tracker_that_answers():
     writer.write(1, {"loss": 1.0})
     writer.note(Ended(1, RunEnd.DONE))
     assert [call[0] for call in writer.calls] == ["start", "metrics", "end"]
+
+
+@pytest.mark.parametrize("answers_first", [True, False])
+def test_the_wait_after_a_signal_is_at_most_close_secs(answers_first, caplog):
+    writer = ListTracker(upload_secs=5.0)
+    has_answered, is_released = threading.Event(), threading.Event()
+    if not answers_first:
+        writer.gate.clear()
+    writer.log_metrics = lambda *arguments: (has_answered.set(), is_released.wait(10))
+    writer.note(Started(0, 2, INFO))
+    thread = writer._thread
+    writer.write(1, {"loss": 1.0})
+    assert not answers_first or has_answered.wait(10)
+    start_secs = time.monotonic()
+    writer.note(Ended(1, RunEnd.SIGNAL))
+    assert time.monotonic() - start_secs < 1.5 and "no answer" in caplog.text
+    writer.gate.set(), is_released.set()
+    thread.join(10)
 
 
 def test_a_roll_back_continues_the_run():

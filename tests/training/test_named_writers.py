@@ -49,7 +49,10 @@ def test_names_and_extra_writers_work_in_fit(tmp_path, capsys):
     [
         ({"writers": ["foo"]}, "expected a list of console, tensorboard, jsonl, mlflow, wandb"),
         ({"writers": ["jsonl"]}, "there is no model_dir"),
-        ({"writers": ["console", ctl.NullWriter()]}, "expected a list of writers"),
+        ({"writers": ["foo", ctl.NullWriter()]}, "expected a list of console, tensorboard, jsonl"),
+        ({"writers": ["jsonl", ctl.NullWriter()]}, "there is no model_dir"),
+        ({"writers": ["wandb", ctl.NullWriter()]}, r"pip install 'tf-ctl\[wandb\]'"),
+        ({"writers": ["console", 3]}, "expected a list of writers"),
         ({"extra_writers": ["console"]}, "extra_writers is"),
         ({"writers": ["wandb"]}, r"pip install 'tf-ctl\[wandb\]'"),
     ],
@@ -62,6 +65,22 @@ def test_invalid_writers_are_refused_by_the_constructor(options, message, tmp_pa
     x, y = np.zeros((64, 6), np.float32), np.zeros(64, np.int64)
     with pytest.raises(ctl.UsageError, match=message):
         ctl.fit(classifier(), x, y, **options)
+
+
+def test_names_and_writers_may_be_mixed(tmp_path, capsys):
+    memory = ctl.MemoryWriter()
+    options = {"strategy": "default", "model_dir": str(tmp_path), "intervals": every_step()}
+    Small(writers=["jsonl", memory, "console", "jsonl"], **options).train(2)
+    assert files_of(tmp_path) == {"metrics.jsonl"} and "done at step 2" in capsys.readouterr().out
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == len(memory.rows) == 2
+    x, y = np.zeros((64, 6), np.float32), np.zeros(64, np.int64)
+    ctl.fit(classifier(), x, y, model_dir=str(tmp_path / "fit"), writers=["jsonl", memory])
+    assert files_of(tmp_path / "fit") == {"metrics.jsonl"} and len(memory.rows) > 2
+
+
+def test_a_name_that_is_given_twice_counts_once():
+    assert ctl.Config(writers="mlflow,console,mlflow").writers == ("mlflow", "console")
+    assert ctl.Config(writers=["console", "console"]).writers == ("console",)
 
 
 @pytest.mark.parametrize("option", ["--writers=console,foo", "--writers=jsonl"])

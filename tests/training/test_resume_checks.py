@@ -19,15 +19,13 @@ BEFORE = Manifest(
 )  # fmt: skip
 
 
-def check(
-    *, seed=0, batch=8, source="10 examples", has_exact_counts=True, allow=False, before=BEFORE, **config
-):
+def check(*, seed=0, batch=8, source="10 examples", allow=False, before=BEFORE, config=None, **fields):
     settings = ctl.Config(seed=seed, global_batch_size=batch, allow_config_change=allow)
     batches = Batches(
-        iterator=None, steps=None, has_unknown_end=False, steps_per_epoch=None, mode="indexed",
-        description=source, has_exact_counts=has_exact_counts,
+        iterator=None, steps=None, has_unknown_end=False, steps_per_epoch=None, description=source,
+        **{"mode": "indexed", **fields},
     )  # fmt: skip
-    configuration = {"learning_rate": 0.1, "workers": 2, **config}
+    configuration = {"learning_rate": 0.1, "workers": 2, **(config or {})}
     check_configuration(settings, Topology(), before, batches, configuration)
 
 
@@ -46,10 +44,62 @@ def test_another_order_of_the_data_is_refused_unless_allowed(changes, difference
     assert difference in caplog.text
 
 
+class Seeded(Small):
+    """Reads arrays in the order of the seed `order`; None is the seed of the trainer."""
+
+    order = None
+
+    def train_data(self, batch_size):
+        return ctl.from_arrays(examples(), batch_size, seed=self.order)
+
+
+def trained_with_order(order, manager, steps, **options):
+    trainer = Seeded(strategy="default", checkpoints=manager, writers=[], **options)
+    trainer.order = order
+    trainer.train(steps)
+    return trainer
+
+
+@pytest.mark.parametrize(("first", "second"), [(None, 2), (2, 1), (2, None)])
+def test_another_seed_of_from_arrays_is_refused_and_both_are_named(first, second):
+    manager = ctl.MemoryCheckpoints()
+    trained_with_order(first, manager, 2)
+    with pytest.raises(UsageError, match=rf"seed of from_arrays.*: {first or 0} before, {second or 0} now"):
+        trained_with_order(second, manager, 4)
+    assert trained_with_order(second, manager, 4, allow_config_change=True).step == 4
+
+
+def test_the_same_order_and_a_checkpoint_without_the_seed_of_the_order_are_resumed():
+    manager = ctl.MemoryCheckpoints()
+    trained_with_order(None, manager, 2)
+    assert trained_with_order(0, manager, 4).step == 4
+    check(order_seed=5)
+
+
+def test_another_seed_of_the_trainer_is_named_once():
+    before = dataclasses.replace(BEFORE, data=BEFORE.data | {"order_seed": 0})
+    with pytest.raises(UsageError) as raised:
+        check(seed=1, order_seed=1, before=before)
+    assert str(raised.value).count("0 before, 1 now") == 1
+
+
+GRAIN_STATE = {"iterator": {"batches": 4, "state": "{}"}, "mode": "iterator"}
+
+
+def test_the_position_of_a_grain_iterator_is_refused_for_other_data(caplog):
+    before = dataclasses.replace(BEFORE, data=BEFORE.data | GRAIN_STATE)
+    check(before=before, saves_own_position=True)
+    difference = "position in train_data: a state of Grain's iterator before, skip now"
+    with pytest.raises(UsageError, match=difference):
+        check(before=before, mode="skip")
+    check(before=before, mode="skip", allow=True)
+    assert difference in caplog.text
+
+
 def test_workers_may_differ_in_number_and_other_settings_are_shown(caplog):
-    check(workers=4)
+    check(config={"workers": 4})
     assert not caplog.messages
-    check(learning_rate=0.2)
+    check(config={"learning_rate": 0.2})
     assert "learning_rate: 0.1 before, 0.2 now" in caplog.text
 
 
