@@ -24,6 +24,7 @@ from ctl.keras.data import (
     EndOfEvaluatedEpochs,
     EpochIntervals,
     Epochs,
+    batch_size_of_validation,
     check_shares,
     repeated,
     single_pass,
@@ -126,7 +127,9 @@ def fit(
         source = source.within_one_pass()
     data = source.validation if validation_data is None else validation_data
     validation = ValidationArguments(
-        data, validation_batch_size or batch_size, limits.limit_steps(validation_steps)
+        data,
+        batch_size_of_validation(data, validation_batch_size, batch_size),
+        limits.limit_steps(validation_steps),
     )
     validation = prepare_validation(model, validation)
     ours, theirs = sorted_callbacks(callbacks, model)
