@@ -9,6 +9,7 @@ from ctl.callbacks.best_value import BestRecord
 from ctl.callbacks.protocol import EVENTS
 from ctl.callbacks.schedule import NO_ACTION, Action, Every, combined
 from ctl.data.batches import Batches
+from ctl.distribute.keras_objects import failed_callback
 from ctl.metrics.figures import array_event
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunEnd, Saved, Started
@@ -156,7 +157,9 @@ class Run:
         self._finish(step, end, has_trained=step > first, is_time_limit=is_time_limit)
         if (failure := self._failure) is not None:
             method = "after_loop" if self.loop.failure else self._callbacks.failed
-            _log.error("%s failed at step %d; the run ends after a last save.", method, step)
+            method = failed_callback(failure) or method
+            saves = " after a last save" if self._checkpointing.can_save else ""
+            _log.error("%s failed at step %d; the run ends%s.", method, step, saves)
             self.loop.take_failure()
             self._callbacks.take_failure()
             raise failure
