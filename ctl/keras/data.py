@@ -150,7 +150,7 @@ def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
     if not split:
         return arrays, None
     if not 0 < split < 1:
-        raise UsageError(f"validation_split is {split!r}; expected a number from 0 to 1.")
+        raise UsageError(f"validation_split is {split!r}; expected a number >= 0 and < 1.")
     count = tf.nest.flatten(arrays)[0].shape[0]
     at = math.floor(count * (1.0 - split))
     return _cut(arrays, 0, at), _cut(arrays, at, count)
