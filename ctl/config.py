@@ -61,7 +61,8 @@ class Config:
     train_steps: int = _field("number", 1000,
         "Total number of steps, including those before a resume. 0: until the data ends.")
     max_secs: float = _field("real", 0.0,
-        "Time limit of the training (seconds): the run saves a checkpoint and exits with 0. 0: none.")
+        "Time limit of the training (seconds): the run logs, saves a checkpoint and exits with 0, without "
+        "the last evaluation and the export. 0: none.")
     fast_dev_run: bool = _field("bool", False,
         "Check the program with 2 steps, an evaluation of 2 batches, a checkpoint and an export, all in a "
         "temporary directory, which is removed.")

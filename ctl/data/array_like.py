@@ -5,7 +5,8 @@
 pandas and SciPy are recognised by the modules of their classes, so that they need not be installed.
 """
 
-from typing import Any
+import collections
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -49,6 +50,8 @@ def is_array_like(value: Any) -> bool:
 
 def as_arrays(values: Any) -> Any:
     """Converts nested array-like objects; lists become tuples. Raises UsageError for an unsuitable one."""
+    if isinstance(values, collections.defaultdict):  # its constructor has other arguments
+        return {key: as_arrays(value) for key, value in values.items()}
     if isinstance(values, dict):
         return type(values)((key, as_arrays(value)) for key, value in values.items())
     if isinstance(values, (list, tuple)) and not hasattr(values, "_fields"):
@@ -78,26 +81,55 @@ def _is_of(value: Any, library: str) -> bool:
 
 def _frame_values(frame: Any) -> np.ndarray:
     """Returns the values of a pandas Series `[n]` or DataFrame `[n, columns]`; floats as float32."""
-    columns = {str(frame.name): frame} if frame.ndim == 1 else {str(name): frame[name] for name in frame}
-    is_number = {name: _numpy_dtype(column).kind in "biuf" for name, column in columns.items()}
-    if any(is_number.values()) and not all(is_number.values()):
-        other_names = ", ".join(name for name, is_numeric in is_number.items() if not is_numeric)
+    columns = [frame] if frame.ndim == 1 else [frame.iloc[:, i] for i in range(frame.shape[1])]
+    if not columns:
+        raise UsageError("a DataFrame has no columns; expected at least one.")
+    other_names = [str(column.name) for column in columns if _numpy_dtype(column).kind not in "biuf"]
+    if 0 < len(other_names) < len(columns):
         raise UsageError(
-            f"a DataFrame has columns of numbers and columns of other types ({other_names}), which have no "
-            "common array. Write dict(frame), which gives the model one array per column, or select "
-            "columns: frame[[...]]."
+            f"a DataFrame has columns of numbers and columns of other types ({', '.join(other_names)}), "
+            "which have no common array. Write dict(frame), which gives the model one array per column, or "
+            "select columns: frame[[...]]."
         )
-    if not all(is_number.values()):
+    if other_names:
+        for column in columns:
+            _check_text(column)
         return frame.to_numpy(dtype=object)
-    dtype = np.result_type(*(_numpy_dtype(column) for column in columns.values()))
-    missing = [name for name, column in columns.items() if dtype.kind != "f" and column.isna().any()]
-    if missing:
-        raise UsageError(
-            f"column {missing[0]} of a DataFrame has missing values in a column of {dtype.name}. Write "
-            f"frame[{missing[0]!r}].fillna(...) first."
-        )
+    dtype = np.result_type(*map(_numpy_dtype, columns))
+    for column in columns:
+        if dtype.kind != "f" and column.isna().any():
+            _raise_missing(column, dtype.name)
     values = frame.to_numpy(dtype=dtype)
     return values.astype(np.float32) if dtype.kind == "f" else values
+
+
+def _check_text(column: Any) -> None:
+    """Raises UsageError unless all values of a pandas column are text."""
+    if all(isinstance(value, (str, bytes)) for value in column.to_numpy(dtype=object)):
+        return
+    if column.isna().any() and all(isinstance(value, (str, bytes)) for value in column.dropna()):
+        _raise_missing(column, "text")
+    is_date = getattr(column.dtype, "kind", "") in "mM"
+    advice = f"for example {_expression(column)}.astype('int64')" if is_date else "or leave it out"
+    raise UsageError(
+        f"{_described(column)} has values of {column.dtype}; expected numbers or text. "
+        f"Convert it, {advice}."
+    )
+
+
+def _raise_missing(column: Any, kind: str) -> NoReturn:
+    raise UsageError(
+        f"{_described(column)} has missing values in a column of {kind}. Write "
+        f"{_expression(column)}.fillna(...) first."
+    )
+
+
+def _described(column: Any) -> str:
+    return "a Series" if column.name is None else f"column {column.name} of a DataFrame"
+
+
+def _expression(column: Any) -> str:
+    return "series" if column.name is None else f"frame[{column.name!r}]"
 
 
 def _numpy_dtype(column: Any) -> np.dtype:

@@ -108,12 +108,22 @@ class IndexedData:
         return self._copy(functions=(*self._functions, function))
 
     def read_first(self, count: int) -> Any:
-        """Returns the first `count` examples as tensors `[count, ...]`, without the functions of `map`."""
-        return self.rows.read_first(min(count, self.num_examples))
+        """Returns the first `count` examples as one batch of tensors, after the functions of `map`."""
+        batch = self.rows.read_first(min(count, self.num_examples))
+        if not self._functions:
+            return batch
+        dataset = tf.data.Dataset.from_tensors(batch)
+        for function in self._functions:
+            dataset = dataset.map(function)
+        return next(iter(dataset))
 
     def in_order(self) -> "IndexedData":
         """Returns the same examples without shuffling."""
         return self._copy(shuffle=False)
+
+    def with_epochs_apart(self) -> "IndexedData":
+        """Returns the same examples with batches that contain examples of one epoch only."""
+        return self._copy(epochs_apart=True)
 
     def first_examples(self, count: int) -> "IndexedData":
         """Returns the first `count` examples without shuffling."""
@@ -125,13 +135,18 @@ class IndexedData:
         return f"{self.num_examples:,} {self.rows.description}, {order}"
 
     def _copy(
-        self, rows: Rows | None = None, *, shuffle: bool | None = None, functions: tuple | None = None
+        self,
+        rows: Rows | None = None,
+        *,
+        shuffle: bool | None = None,
+        epochs_apart: bool | None = None,
+        functions: tuple | None = None,
     ) -> "IndexedData":
         return IndexedData(
             self.rows if rows is None else rows,
             self.batch_size,
             seed=self._seed,
-            epochs_apart=self.epochs_apart,
+            epochs_apart=self.epochs_apart if epochs_apart is None else epochs_apart,
             shuffle=self.shuffle if shuffle is None else shuffle,
             functions=self._functions if functions is None else functions,
         )

@@ -1,5 +1,6 @@
 """Helpers for objects of Keras 3 and other Keras versions."""
 
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,3 +43,23 @@ def synchronized_layer(layers: Iterable[Any]) -> Any:
 def unwrap(variable: Any) -> tf.Variable:
     """Returns the `tf.Variable` within a Keras 3 variable, or the variable itself."""
     return variable.value if is_keras3_variable(variable) else variable
+
+
+def failed_callback(error: BaseException) -> str | None:
+    """Returns the method of a Keras callback that raised an error, such as "EarlyStopping.on_epoch_end".
+
+    None: the traceback of the error contains no such method.
+    """
+    method = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner, name = frame.f_locals.get("self"), frame.f_code.co_name
+        if not name.startswith("on_") or not _is_keras_callback(owner):
+            continue
+        if type(owner).__name__ != "CallbackList":
+            return f"{type(owner).__name__}.{name}"
+        method = f"{name} of a Keras callback"  # unless a later frame has the callback
+    return method
+
+
+def _is_keras_callback(value: Any) -> bool:
+    return is_keras3(value) and any(c.__name__ == "Callback" for c in type(value).__mro__)

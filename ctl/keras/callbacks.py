@@ -70,6 +70,7 @@ class KerasCallbacks(Callback):
         self._list: Any = None
         self._open: int | None = None  # number of the epoch in progress
         self._batch = -1  # step of the batch in progress
+        self._is_testing = False  # between on_test_begin and on_test_end
         self._logs: dict[str, float] = {}  # training metrics of the epoch, until its evaluation
         self._newest: dict[str, float] | None = None  # logs of the last completed epoch
         self.epochs: list[int] = []
@@ -96,7 +97,7 @@ class KerasCallbacks(Callback):
             if self.evaluation_batches is not None:
                 self.evaluation_batches.begin(self._list if is_planned else None)
             if is_planned:
-                self._list.on_test_begin()
+                self._begin_test()
             return None
         epoch = self._plan.first + step // self._steps
         if epoch != self._open and epoch < self._plan.end:
@@ -133,10 +134,15 @@ class KerasCallbacks(Callback):
         self._end_epoch(epoch)
         return self._decision(step)
 
-    def end(self, means: Mapping[str, float], metrics: Mapping[str, float], *, stopped: bool) -> None:
+    def end(
+        self, step: int, means: Mapping[str, float], metrics: Mapping[str, float], *, stopped: bool
+    ) -> None:
         """Calls the methods for the end of the training. An incomplete epoch ends with the newest metrics.
 
+        An epoch without a step, because the data ended, is not recorded.
+
         Args:
+          step: Number of completed steps.
           means: Newest means of the training.
           metrics: Newest means of the evaluation; {} if there was none.
           stopped: True if the run was stopped, on all workers.
@@ -145,9 +151,13 @@ class KerasCallbacks(Callback):
         if self._open is not None:
             self._logs = _of_keras(means)
             if metrics and self._plan.is_evaluated(self._open):
-                self._list.on_test_begin()
+                if not self._is_testing:
+                    self._begin_test()
                 self._end_test(metrics)
+            recorded = list(self.epochs), {name: list(values) for name, values in self.logs.items()}
             self._end_epoch(self._open)
+            if step % self._steps == 0:
+                self.epochs, self.logs = recorded
         self._model.stop_training = stopped
         self._list.on_train_end(self._newest)
         for callback in self._elsewhere:
@@ -178,7 +188,12 @@ class KerasCallbacks(Callback):
             self._batch = step
             self._list.on_train_batch_begin(step % self._steps)
 
+    def _begin_test(self) -> None:
+        self._is_testing = True
+        self._list.on_test_begin()
+
     def _end_test(self, values: Mapping[str, float]) -> None:
+        self._is_testing = False
         self._list.on_test_end(dict(values))
         self._logs |= {f"val_{name}": value for name, value in values.items()}
 

@@ -21,7 +21,10 @@ from ctl.errors import UsageError
 from ctl.tensorflow_patches.dataset_attributes import batch_size_setting, pipeline_parts
 
 _log = logging.getLogger("ctl")
-_EXPECTED = "arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, a Grain dataset, or a generator"
+_EXPECTED = (
+    "arrays, a tf.data.Dataset of batches, ctl.from_source(...), a keras.utils.PyDataset, a Grain dataset, "
+    "or a generator"
+)
 _ENDLESS = 2**53  # more batches than this: a dataset that repeats itself without end
 
 
@@ -89,7 +92,7 @@ class Source(NamedTuple):
     """Training data of `ctl.fit`.
 
     Attributes:
-      data: Arrays, a dataset, a PyDataset or `Generated` batches.
+      data: Arrays, a dataset, `IndexedData`, a PyDataset or `Generated` batches.
       validation: Arrays that `validation_split` removes from the end of the data, or None.
       batch_size: Number of examples per global batch.
       steps: Number of steps per epoch.
@@ -147,7 +150,7 @@ def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
     if not split:
         return arrays, None
     if not 0 < split < 1:
-        raise UsageError(f"validation_split is {split!r}; expected a number from 0 to 1.")
+        raise UsageError(f"validation_split is {split!r}; expected a number >= 0 and < 1.")
     count = tf.nest.flatten(arrays)[0].shape[0]
     at = math.floor(count * (1.0 - split))
     return _cut(arrays, 0, at), _cut(arrays, at, count)
@@ -176,7 +179,13 @@ def _readable(data: Any, name: str) -> Any:
 
 
 def _called(x: Any) -> str:
+    if isinstance(x, IndexedData):
+        return f"result of ctl.{_function_of(x)}"
     return "dataset" if isinstance(x, tf.data.Dataset) else type(x).__name__
+
+
+def _function_of(data: IndexedData) -> str:
+    return "from_arrays" if data.is_in_memory else "from_source"
 
 
 def _hint(x: Any) -> str:
@@ -197,10 +206,27 @@ def _batch_size(source: Any, batch_size: int | None, steps: int | None) -> int:
         if batch_size is not None:
             _log.warning("batch_size=%s is ignored: x is already batched.", batch_size)
         return _rows_of_batches(source)
+    if isinstance(source, IndexedData):
+        return _own_batch_size(source, "batch_size", batch_size)
     if batch_size is not None:
         return positive("batch_size", batch_size)
     num_examples = tf.nest.flatten(source)[0].shape[0]
     return 32 if steps is None else max(1, math.ceil(num_examples / positive("steps", steps)))
+
+
+def _own_batch_size(data: IndexedData, name: str, value: int | None) -> int:
+    """Returns the batch size of the data. Raises UsageError if the argument `name` has another value."""
+    if value not in (None, data.batch_size):
+        raise UsageError(
+            f"{name} is {value!r}; expected None or {data.batch_size}, the batch size in "
+            f"ctl.{_function_of(data)}(...). Leave it out."
+        )
+    return data.batch_size
+
+
+def batch_size_of_validation(data: Any, validation_batch_size: int | None, batch_size: int | None) -> Any:
+    """Returns the number of examples per batch of an evaluation, or None for the default."""
+    return validation_batch_size or (None if isinstance(data, IndexedData) else batch_size)
 
 
 def _rows_of_batches(source: Any) -> int:
@@ -273,6 +299,8 @@ def _steps_of_epoch(source: Any, batch_size: int, steps_per_epoch: int | None) -
         return int(source.num_batches)
     if isinstance(source, Generated):
         raise UsageError("x is a generator, whose length is unknown; give steps_per_epoch.")
+    if isinstance(source, IndexedData):
+        return int(source.with_epochs_apart().steps_per_epoch)
     if not isinstance(source, tf.data.Dataset):
         return max(1, math.ceil(tf.nest.flatten(source)[0].shape[0] / batch_size))
     count = int(source.cardinality())
@@ -298,7 +326,10 @@ def validation_epochs(validation_freq: Any) -> int | frozenset[int]:
 
 
 def repeated(source: Source, plan: Epochs, seed: int | None) -> Any:
-    """Returns the data of all epochs. With a `seed`, arrays and the batches of a PyDataset are shuffled."""
+    """Returns the data of all epochs. With a `seed`, arrays and the batches of a PyDataset are shuffled.
+
+    `from_arrays` and `from_source` have their own seed and may forbid shuffling.
+    """
     data = source.data
     if isinstance(data, Generated):
         return data.dataset
@@ -308,6 +339,8 @@ def repeated(source: Source, plan: Epochs, seed: int | None) -> Any:
     if isinstance(data, tf.data.Dataset):
         endless = data.cardinality() == tf.data.INFINITE_CARDINALITY
         return data if endless else data.repeat()
+    if isinstance(data, IndexedData):
+        return (data if seed is not None else data.in_order()).with_epochs_apart()
     return from_arrays(data, source.batch_size, shuffle=seed is not None, epochs_apart=True)
 
 
@@ -319,8 +352,11 @@ def validation_source(data: Any, batch_size: int | None, steps: int | None) -> A
       batch_size: Number of examples per global batch, for arrays. None: as in `Model.evaluate`.
       steps: Number of batches, or None for all. A generator requires it.
     """
-    if data is None or isinstance(data, IndexedData):
-        return data
+    if isinstance(data, IndexedData):
+        size = _own_batch_size(data, "validation_batch_size", batch_size)
+        return data if steps is None else data.first_examples(positive("validation_steps", steps) * size)
+    if data is None:
+        return None
     if is_generator(data):
         if steps is None:
             raise UsageError(

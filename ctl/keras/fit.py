@@ -24,6 +24,7 @@ from ctl.keras.data import (
     EndOfEvaluatedEpochs,
     EpochIntervals,
     Epochs,
+    batch_size_of_validation,
     check_shares,
     repeated,
     single_pass,
@@ -126,7 +127,9 @@ def fit(
         source = source.within_one_pass()
     data = source.validation if validation_data is None else validation_data
     validation = ValidationArguments(
-        data, validation_batch_size or batch_size, limits.limit_steps(validation_steps)
+        data,
+        batch_size_of_validation(data, validation_batch_size, batch_size),
+        limits.limit_steps(validation_steps),
     )
     validation = prepare_validation(model, validation)
     ours, theirs = sorted_callbacks(callbacks, model)
@@ -159,13 +162,11 @@ def _trained(
     history.starts(plan)
     model.history = history
     trainer.extra_writers = [history, *trainer.extra_writers]
-    caller = None
-    if callbacks:
-        caller = KerasCallbacks(callbacks, model, plan, params, is_chief=trainer.topology.is_chief)
-        trainer.callbacks.append(caller)
-        if caller.evaluation_batches is not None:
-            trainer.observe_evaluations(caller.evaluation_batches)
-    if caller is not None and isinstance(trainer, BatchCallbackTrainer):
+    caller = KerasCallbacks(callbacks, model, plan, params, is_chief=trainer.topology.is_chief)
+    trainer.callbacks.append(caller)
+    if caller.evaluation_batches is not None:
+        trainer.observe_evaluations(caller.evaluation_batches)
+    if isinstance(trainer, BatchCallbackTrainer):
         trainer.keras_callbacks = caller
         if trainer.topology.is_chief:
             names = ", ".join(type(c).__name__ for c in callbacks if is_of_batches(c))
@@ -173,8 +174,7 @@ def _trained(
                 "%s: called at each batch, so each step is a separate graph call, which is slower.", names
             )
     if plan.end == plan.first:
-        if caller is not None:
-            caller.end({}, {}, stopped=False)
+        caller.end(0, {}, {}, stopped=False)
         return history
     several = [model] if trainer.topology.num_local_replicas > 1 else []
     cut = functools.partial(_cut_predictions, trainer.topology.num_local_replicas)
@@ -183,13 +183,30 @@ def _trained(
     _finished(trainer)
     history.set_model(trainer.model)
     assert trainer._prepared_trainer is not None
-    if caller is not None:
-        evaluated = {n.removeprefix("eval_"): v for n, v in values.items() if n.startswith("eval_")}
-        means = {n: v for n, v in values.items() if not n.startswith("eval_")}
-        caller.end(means, evaluated, stopped=trainer._prepared_trainer.callbacks.stopped)
-        history.take(caller.epochs, caller.logs)
-        model.history = history  # in place of the callbacks' own
+    stopped = trainer._prepared_trainer.callbacks.stopped
+    if not stopped:
+        _warn_of_missing_batches(trainer, plan)
+    evaluated = {n.removeprefix("eval_"): v for n, v in values.items() if n.startswith("eval_")}
+    means = {n: v for n, v in values.items() if not n.startswith("eval_")}
+    caller.end(trainer.step, means, evaluated, stopped=stopped)
+    history.take(caller.epochs, caller.logs)
+    model.history = history  # in place of the callbacks' own
     return history
+
+
+def _warn_of_missing_batches(trainer: KerasTrainer, plan: Epochs) -> None:
+    """Logs a warning on the chief if the data ended before the last step."""
+    epochs = plan.end - plan.first
+    if trainer.step < plan.steps * epochs and trainer.topology.is_chief:
+        _log.warning(
+            "x ended after %d batches; expected %d, steps_per_epoch=%d times %d epochs. The training ends "
+            "in epoch %d. Give a generator of more batches, or smaller numbers.",
+            trainer.step,
+            plan.steps * epochs,
+            plan.steps,
+            epochs,
+            plan.first + trainer.step // plan.steps + 1,
+        )
 
 
 def _refuse_evaluation_of_keras(model: Any) -> None:

@@ -275,3 +275,22 @@ def check_several_replicas(
             'batch, write ctl.fit(..., own_step="mean"): gradients and values are then averaged over '
             "replicas. Otherwise write a ctl.Trainer with that step, or train on one device."
         )
+
+
+def check_targets(model: Any, batch: Any, *, trains: bool) -> None:
+    """Raises UsageError if a batch has no targets for the compiled loss of a model.
+
+    Args:
+      model: Compiled model.
+      batch: Batch of the training or the evaluation, or None without data.
+      trains: True for a batch of the training.
+    """
+    is_custom = has_own(model, "compute_loss") or has_own(model, "train_step" if trains else "test_step")
+    if batch is None or is_custom or keras_models.compiled_loss(model) is None:
+        return
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2 or batch[1] is None:
+        raise UsageError(
+            f"the {'training' if trains else 'evaluation'} data have inputs and no targets, and "
+            f"{type(model).__name__} was compiled with a loss; expected (x, y) or (x, y, sample_weight), "
+            "as arrays or as batches of a dataset."
+        )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from ctl.data import sources
+from ctl.data.indexed import IndexedData
 from ctl.data.python_batches import example_batch
 from ctl.distribute.keras_objects import is_keras3, layers_of
 from ctl.distribute.row_partition import num_rows
@@ -141,6 +142,8 @@ class KerasTrainer(Trainer):
         if self._sync_batch_norm:
             synchronize_batch_norm(self.model)
         batch = self._example_batch()
+        own_steps.check_targets(self.model, batch, trains=self._data["train"] is not None)
+        own_steps.check_targets(self.model, _structure_of(self._data["validation"]), trains=False)
         if has_own(self.model, "compute_loss") or self._calls("train_step"):
             if self._data["train"] is not None:
                 data = self._for_own_step(batch, self._class_weight)
@@ -250,6 +253,7 @@ class KerasTrainer(Trainer):
                 f"{type(model).__name__} was compiled without a loss, and no layer calls add_loss. Write "
                 "compile(loss=...), or a compute_loss in the class of the model."
             )
+        own_steps.check_targets(model, (x, y), trains=training)
         if self.topology.num_replicas == 1:
             return keras_models.compute_loss(model, x, y, predicted, weight, training=training)
         if training:
@@ -352,6 +356,13 @@ def _is_model(value: Any) -> bool:
 def _of(source: Any, batch_size: int) -> Any:
     is_function = callable(source) and not isinstance(source, tf.data.Dataset)
     return source(batch_size) if is_function else source
+
+
+def _structure_of(source: Any) -> Any:
+    """Returns the structure of a batch. None: another type of source, whose batches are checked later."""
+    if isinstance(source, tf.data.Dataset):
+        return source.element_spec
+    return source.read_first(1) if isinstance(source, IndexedData) else None
 
 
 def _has_traced_metrics(model: Any) -> bool:

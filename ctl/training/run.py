@@ -9,6 +9,7 @@ from ctl.callbacks.best_value import BestRecord
 from ctl.callbacks.protocol import EVENTS
 from ctl.callbacks.schedule import NO_ACTION, Action, Every, combined
 from ctl.data.batches import Batches
+from ctl.distribute.keras_objects import failed_callback
 from ctl.metrics.figures import array_event
 from ctl.metrics.group import WriterGroup
 from ctl.metrics.protocol import RunEnd, Saved, Started
@@ -152,10 +153,13 @@ class Run:
                 if data_end is not None:  # consumed data stay consumed, so the end is at an earlier step
                     data_end -= back.step - step
                     self.total = data_end if self.total is None else min(self.total, data_end)
-        self._finish(step, end, has_trained=step > first)
+        is_time_limit = end is RunEnd.SIGNAL and interruption.received == signals.TIME_LIMIT
+        self._finish(step, end, has_trained=step > first, is_time_limit=is_time_limit)
         if (failure := self._failure) is not None:
             method = "after_loop" if self.loop.failure else self._callbacks.failed
-            _log.error("%s failed at step %d; the run ends after a last save.", method, step)
+            method = failed_callback(failure) or method
+            saves = " after a last save" if self._checkpointing.can_save else ""
+            _log.error("%s failed at step %d; the run ends%s.", method, step, saves)
             self.loop.take_failure()
             self._callbacks.take_failure()
             raise failure
@@ -230,14 +234,17 @@ class Run:
         if evaluation_due:
             self._evaluate(step, evaluation_due)
 
-    def _finish(self, step: int, end: RunEnd, *, has_trained: bool) -> None:
-        """Saves the last checkpoint. Before, logs and evaluates unless a signal or error ended the run."""
-        if end is not RunEnd.SIGNAL and self._failure is None:
+    def _finish(self, step: int, end: RunEnd, *, has_trained: bool, is_time_limit: bool) -> None:
+        """Saves the last checkpoint. Before, logs and evaluates unless a signal or error ended the run.
+
+        After the end by the time limit it logs, and the next run evaluates.
+        """
+        if (end is not RunEnd.SIGNAL or is_time_limit) and self._failure is None:
             intervals, steps_per_epoch = self._options.intervals, self.batches.steps_per_epoch
             marks = intervals.due(step, steps_per_epoch)
             if self._interval.steps and has_trained:  # a longer run continues this interval
                 self._log(step, clear=False, notifies_callbacks=Action.LOG in marks)
-            if intervals.evaluate != Every():
+            if intervals.evaluate != Every() and not is_time_limit:
                 first = intervals.evaluate.next_mark(0, steps_per_epoch)
                 only_at_end = first is not None and first > step
                 is_due = only_at_end or Action.EVALUATE in marks

@@ -1,5 +1,6 @@
 """Batches of Python code as training data: PyDatasets, generators, Grain pipelines, frames and matrices."""
 
+import collections
 import importlib.util
 
 import ctl
@@ -323,6 +324,37 @@ def test_columns_without_a_common_array_are_one_clear_error():
     with pytest.raises(ctl.UsageError, match="column city of a DataFrame has missing values.*fillna"):
         ctl.from_arrays(x[["city"]], 4)
     assert ctl.from_arrays(dict(frames()[0].assign(city="Bonn")), 4).num_examples == NUM_EXAMPLES
+
+
+@needs_library("pandas")
+def test_a_frame_with_columns_of_equal_names_is_an_array_and_one_without_columns_is_refused():
+    x, _ = frames()
+    x.columns = ["a", "b", "a"]
+    first = ctl.from_arrays(x, 4).read_first(2)
+    np.testing.assert_array_equal(first, x.to_numpy(np.float32)[:2])
+    with pytest.raises(ctl.UsageError, match="a DataFrame has no columns; expected at least one"):
+        ctl.from_arrays(x.iloc[:, :0], 4)
+
+
+@needs_library("pandas")
+@pytest.mark.parametrize(("name", "message"), [
+    ("date", r"column date of a DataFrame has values of datetime64.*frame\['date'\].astype\('int64'\)"),
+    ("city", r"column city of a DataFrame has missing values in a column of text.*fillna"),
+    ("any", r"column any of a DataFrame has values of object; expected numbers or text"),
+    (None, r"a Series has missing values in a column of text. Write series.fillna"),
+])  # fmt: skip
+def test_a_column_of_dates_objects_or_text_with_missing_values_is_named(name, message):
+    import pandas
+
+    values = {"date": pandas.date_range("2020", periods=2), "any": [[1], [1, 2]]}.get(name, ["Bonn", None])
+    column = pandas.Series(values, name=name)
+    with pytest.raises(ctl.UsageError, match=message):
+        ctl.from_arrays({"column": column, "number": np.arange(2)}, 2)
+
+
+def test_a_dictionary_with_defaults_is_a_dictionary_of_arrays():
+    arrays = collections.defaultdict(list, {"a": np.arange(4)})
+    assert ctl.from_arrays(arrays, 2).read_first(2)["a"].numpy().tolist() == [0, 1]
 
 
 def sparse_matrix():

@@ -302,6 +302,11 @@ REFUSED = {
                                   "an epoch of validation_freq is 0.5"),
     "a generator to validate with": (classifier, (X, Y), {"validation_data": (batch for batch in [(X, Y)])},
                                      "give validation_steps"),
+    "all of the examples to validate with": (classifier, (X, Y), {"validation_split": 1.0},
+                                             "expected a number >= 0 and < 1"),
+    "no targets": (classifier, (X,), {}, "the training data have inputs and no targets"),
+    "no targets to validate with": (classifier, (X, Y), {"validation_data": X},
+                                    r"the evaluation data have inputs and no targets.*expected \(x, y\)"),
     "no loss": (without_a_loss, (X, Y), {}, "without a loss"),
     "both weights": (classifier, (X, Y), {"sample_weight": W, "class_weight": {0: 1.0}}, "one of them"),
     "no evaluation to watch": (classifier, (X, Y), {"callbacks": [ctl.EarlyStopping("loss")]},
@@ -312,8 +317,10 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_invalid_arguments_are_refused_with_a_sentence(case):
     make, arguments, options, message = REFUSED[case]
+    model = make()
     with pytest.raises(ctl.UsageError, match=message):
-        ctl.fit(make(), *arguments, verbose=0, **options)
+        ctl.fit(model, *arguments, verbose=0, **options)
+    assert case in ("not compiled", "tf_keras") or not int(model.optimizer.iterations.numpy())
 
 
 @pytest.mark.parametrize("verbose", [0, 1, 2])

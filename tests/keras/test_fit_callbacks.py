@@ -201,3 +201,39 @@ def test_a_callback_of_ctl_needs_no_metrics():
     epochs = Epochs()
     ctl.fit(classifier(), x, y, BATCH, 2, verbose=0, callbacks=[epochs])
     assert epochs.ended == (1, 2)
+
+
+class Failing(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise ZeroDivisionError
+
+
+class FailingBatch(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        raise ZeroDivisionError
+
+
+def fail(epoch, logs):
+    raise ZeroDivisionError
+
+
+FAILING = {
+    "Failing.on_epoch_end failed at step 7": Failing,
+    "FailingBatch.on_train_batch_end failed at step 1": FailingBatch,
+    "on_epoch_end of a Keras callback failed at step 7": lambda: keras.callbacks.LambdaCallback(
+        on_epoch_end=fail
+    ),
+}
+
+
+@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("message", FAILING)
+def test_an_error_names_the_method_of_the_callback_and_a_save_only_if_there_is_one(
+    message, saves, tmp_path, caplog
+):
+    x, y, _ = numbers()
+    options = {"model_dir": str(tmp_path)} if saves else {}
+    with pytest.raises(ZeroDivisionError):
+        ctl.fit(classifier(), x, y, BATCH, 2, verbose=0, callbacks=[FAILING[message]()], **options)
+    end = "the run ends after a last save." if saves else "the run ends."
+    assert f"{message}; {end}" in caplog.text

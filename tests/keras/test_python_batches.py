@@ -253,3 +253,49 @@ def test_class_weights_have_an_effect_or_are_refused(weights, is_valid):
             class_weights(weights)
         return
     assert class_weights(weights)(tf.constant([0, 1, 2])).numpy().tolist() == [1.0, 5.0, 1.0]
+
+
+class Events(keras.callbacks.Callback):
+    """Records the calls of epochs and evaluations."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append(f"begin {epoch}")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append(f"end {epoch}: {', '.join(sorted(logs))}")
+
+    def on_test_begin(self, logs=None):
+        self.calls.append("test")
+
+    def on_test_end(self, logs=None):
+        self.calls.append("tested")
+
+
+@pytest.mark.parametrize("has_callbacks", [True, False])
+@pytest.mark.parametrize(("length", "epochs"), [(3, [0]), (10, [0, 1]), (7, [0])])
+def test_a_generator_that_ends_early_ends_its_epoch_with_a_warning(length, epochs, has_callbacks, caplog):
+    x, y, _ = numbers()
+    events = Events()
+    history = ctl.fit(
+        classifier(), ((x[:BATCH], y[:BATCH]) for _ in range(length)), steps_per_epoch=7, epochs=2,
+        verbose=0, validation_data=(x, y), callbacks=[events] * has_callbacks,
+    )  # fmt: skip
+    assert history.epoch == epochs
+    assert {"loss", "val_loss"} <= history.history.keys()
+    assert {len(values) for values in history.history.values()} == {len(epochs)}
+    assert f"x ended after {length} batches; expected 14" in caplog.text
+    if has_callbacks:
+        assert len(events.calls) == 4 * (length // 7 + 1)
+        assert [call.split()[0] for call in events.calls[:4]] == ["begin", "test", "tested", "end"]
+        assert all("loss" in call and "val_loss" in call for call in events.calls[3::4])
+
+
+def test_a_generator_of_all_batches_causes_no_warning(caplog):
+    x, y, _ = numbers()
+    batches = ((x[:BATCH], y[:BATCH]) for _ in range(4))
+    assert ctl.fit(classifier(), batches, steps_per_epoch=2, epochs=2, verbose=0).epoch == [0, 1]
+    assert "x ended" not in caplog.text
