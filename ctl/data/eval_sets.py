@@ -63,8 +63,8 @@ def _check_rows(arrays: Mapping[Any, Any]) -> None:
         counts = ", ".join(f"{name}: {count}" for name, count in rows.items())
         raise UsageError(
             "eval_data returned a dictionary of arrays, which is one evaluation set, with different "
-            f"numbers of rows ({counts}); expected equal numbers. For several sets, wrap each in ctl.from_arrays: "
-            '{"clean": ctl.from_arrays((x, y), batch_size), ...}.'
+            f"numbers of rows ({counts}); expected equal numbers. For several sets, wrap each in "
+            'ctl.from_arrays: {"clean": ctl.from_arrays((x, y), batch_size), ...}.'
         )
 
 
