@@ -87,6 +87,11 @@ def describe_success(step: int, result: Mapping[str, object], formats: Sequence[
     return f"--fast_dev_run: {', '.join(actions)}. The temporary directory is removed."
 
 
+def is_temporary(model_dir: str) -> bool:
+    """Returns True for the directory of a run with `--fast_dev_run`."""
+    return Path(model_dir).parent.name.startswith(f"{_PREFIX}-")
+
+
 def _new_directory(topology: Topology) -> Path:
     """Returns a directory that is new, and equal on all workers of this machine."""
     if topology.num_workers == 1:

@@ -109,7 +109,7 @@ def _check_text(column: Any) -> None:
         return
     if column.isna().any() and all(isinstance(value, (str, bytes)) for value in column.dropna()):
         _raise_missing(column, "text")
-    is_date = getattr(column.dtype, "kind", "") in "mM"
+    is_date = getattr(column.dtype, "kind", "") in ("m", "M")
     advice = f"for example {_expression(column)}.astype('int64')" if is_date else "or leave it out"
     raise UsageError(
         f"{_described(column)} has values of {column.dtype}; expected numbers or text. "
@@ -117,9 +117,9 @@ def _check_text(column: Any) -> None:
     )
 
 
-def _raise_missing(column: Any, kind: str) -> NoReturn:
+def _raise_missing(column: Any, type_name: str) -> NoReturn:
     raise UsageError(
-        f"{_described(column)} has missing values in a column of {kind}. Write "
+        f"{_described(column)} has missing values in a column of {type_name}. Write "
         f"{_expression(column)}.fillna(...) first."
     )
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import tensorflow as tf
 from ctl.data import input_errors, sources
 from ctl.errors import UsageError
 
@@ -34,6 +35,7 @@ def split_sets(eval_data: Callable[[int], Any], global_batch_size: int) -> dict[
         )
     is_dataset = {name: sources.is_dataset(part) for name, part in data.items()}
     if not any(is_dataset.values()):
+        _check_rows(data)
         return {UNNAMED: lambda _: data}
     if not all(is_dataset.values()):
         invalid_names = ", ".join(str(name) for name, value in is_dataset.items() if not value)
@@ -48,6 +50,22 @@ def split_sets(eval_data: Callable[[int], Any], global_batch_size: int) -> dict[
             "letters, digits, '_', '-' and '.', a letter or digit first: it names a run in TensorBoard."
         )
     return {name: lambda _, part=part: part for name, part in data.items()}  # type: ignore[misc]
+
+
+def _check_rows(arrays: Mapping[Any, Any]) -> None:
+    """Raises UsageError for a dictionary of arrays with different numbers of rows."""
+    first_shapes = {
+        name: getattr(next(iter(tf.nest.flatten(part)), None), "shape", None)
+        for name, part in arrays.items()
+    }
+    rows = {name: shape[0] for name, shape in first_shapes.items() if shape}
+    if len(set(rows.values())) > 1:
+        counts = ", ".join(f"{name}: {count}" for name, count in rows.items())
+        raise UsageError(
+            "eval_data returned a dictionary of arrays, which is one evaluation set, with different "
+            f"numbers of rows ({counts}); expected equal numbers. For several sets, wrap each in "
+            'ctl.from_arrays: {"clean": ctl.from_arrays((x, y), batch_size), ...}.'
+        )
 
 
 def data_name(set_name: str) -> str:

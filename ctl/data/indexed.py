@@ -8,6 +8,7 @@ The sequence of examples is endless: position p of it is an example of epoch p /
 themselves are the `Rows` of arrays (arrays.py) or of a random-access source (random_access.py).
 """
 
+import copy
 import math
 import numbers
 from collections.abc import Callable
@@ -105,14 +106,11 @@ class IndexedData:
 
     def map(self, function: Callable) -> "IndexedData":
         """Applies `function` to batches `[b, ...]`, like `tf.data.Dataset.map` after `batch`."""
-        return self._copy(functions=(*self._functions, function))
+        return self._copy(_functions=(*self._functions, function))
 
     def read_first(self, count: int) -> Any:
         """Returns the first `count` examples as one batch of tensors, after the functions of `map`."""
-        batch = self.rows.read_first(min(count, self.num_examples))
-        if not self._functions:
-            return batch
-        dataset = tf.data.Dataset.from_tensors(batch)
+        dataset = tf.data.Dataset.from_tensors(self.rows.read_first(min(count, self.num_examples)))
         for function in self._functions:
             dataset = dataset.map(function)
         return next(iter(dataset))
@@ -127,29 +125,18 @@ class IndexedData:
 
     def first_examples(self, count: int) -> "IndexedData":
         """Returns the first `count` examples without shuffling."""
-        return self._copy(self.rows.first(count), shuffle=False)
+        return self._copy(rows=self.rows.first(count), shuffle=False)
 
     def describe(self) -> str:
         """Returns a description for logs: "1,000 examples in memory, shuffled"."""
         order = "shuffled" if self.shuffle else "in order"
         return f"{self.num_examples:,} {self.rows.description}, {order}"
 
-    def _copy(
-        self,
-        rows: Rows | None = None,
-        *,
-        shuffle: bool | None = None,
-        epochs_apart: bool | None = None,
-        functions: tuple | None = None,
-    ) -> "IndexedData":
-        return IndexedData(
-            self.rows if rows is None else rows,
-            self.batch_size,
-            seed=self._seed,
-            epochs_apart=self.epochs_apart if epochs_apart is None else epochs_apart,
-            shuffle=self.shuffle if shuffle is None else shuffle,
-            functions=self._functions if functions is None else functions,
-        )
+    def _copy(self, **attributes: Any) -> "IndexedData":
+        """Returns a copy with other values of some attributes."""
+        copied = copy.copy(self)
+        vars(copied).update(attributes)
+        return copied
 
     def replica_batches(
         self,

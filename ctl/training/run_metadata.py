@@ -21,6 +21,7 @@ from ctl.data.pipeline import Batches
 from ctl.distribute import job_fingerprint
 from ctl.distribute.keras_objects import attribute, unwrap
 from ctl.distribute.world import World
+from ctl.fast_dev_run import is_temporary
 from ctl.io import paths
 from ctl.metrics.parameters import Parameter, parameter_total
 from ctl.metrics.protocol import Joined, RunInfo
@@ -281,7 +282,7 @@ def _learning_rate(optimizer: Any) -> float | None:
 def summary_of(
     result: RunResult, steps: int, secs: float, directories: tuple[str, str], exported: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns label -> value, shown at the end of a run.
+    """Returns label -> value, shown at the end of a run. Leaves out the paths of a temporary run.
 
     Args:
       result: Metrics and speed of the run.
@@ -303,7 +304,7 @@ def summary_of(
         for name, value in (result.metrics or result.means).items()
         if not name.startswith("gradient_norm")
     }
-    if model_dir:
+    if model_dir and not is_temporary(model_dir):
         summary |= {"checkpoints": f"{model_dir}/checkpoints"}
         summary |= {"export": ", ".join(exported)} if exported else {}
         summary |= {"logs": log_dir, "TensorBoard": f"{_tensorboard()} --logdir {log_dir}"}

@@ -31,6 +31,8 @@ def test_all_parts_of_the_program_run_and_no_file_is_left(workers, tmp_path):
     assert result.code == 0, result.output[-2000:]
     assert "trained 2 steps, evaluated, saved a checkpoint, exported keras. The temporary" in result.output
     assert result.output.count("--fast_dev_run: ") == 1, "only the chief reports it"
+    summary = result.output.partition("done at step 2")[2]
+    assert "eval loss" in summary and "TensorBoard" not in summary and "ctl-fast-dev-run" not in summary
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

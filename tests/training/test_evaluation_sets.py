@@ -220,6 +220,16 @@ def test_a_dictionary_of_arrays_is_one_set():
     assert Arrays(writers=[]).evaluate() == {"sum": 3.0}
 
 
+def test_arrays_of_different_numbers_of_rows_are_refused_with_the_way_to_write_several_sets():
+    class Unwrapped(SeveralSets):
+        def eval_data(self, batch_size):
+            return {name: arrays_of_set(name) for name in self.names}
+
+    message = r"different numbers of rows \(clean: 13, noisy: 40\).* wrap each in ctl.from_arrays"
+    with pytest.raises(ctl.UsageError, match=message):
+        Unwrapped(writers=[]).evaluate()
+
+
 def test_the_number_of_batches_is_limited_for_each_set():
     class Counted(SeveralSets):
         def open_set(self, name, batch_size):
