@@ -164,8 +164,8 @@ def test_an_iterator_that_cannot_be_saved_is_refused_before_a_step(trainer_class
 
 @pytest.mark.parametrize(
     ("mode", "base", "message"),
-    [("indexed", LeastSquares, "from_arrays"), ("skip", InMemory, "indexed"),
-     ("iterator", InMemory, "indexed"), ("jump", LeastSquares, "expected one of auto")],
+    [("indexed", LeastSquares, "from_arrays"), ("skip", InMemory, "read by index"),
+     ("iterator", InMemory, "read by index"), ("jump", LeastSquares, "expected one of auto")],
 )  # fmt: skip
 def test_a_mode_that_does_not_suit_the_data_is_refused(mode, base, message):
     with pytest.raises(ctl.UsageError, match=message):
