@@ -336,7 +336,7 @@ def _has_diverged(smoothed: Sequence[float]) -> bool:
 
 
 def _suggest(rates: Sequence[float], losses: Sequence[float], smoothing: float) -> float | None:
-    """Returns the suggested rate, see `LearningRateCurve.suggestion`. `losses` are not smoothed."""
+    """Returns `LearningRateCurve.suggestion`. `losses` are not smoothed."""
     if len(losses) < _MIN_STEPS:
         return None
     smoothed = np.asarray(_smooth(losses, smoothing))

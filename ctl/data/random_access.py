@@ -268,8 +268,8 @@ def _is_castable(array: np.ndarray, dtype: np.dtype) -> bool:
         return True
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
-    kept = np.isinf if dtype.kind == "f" else np.asarray
-    return np.array_equal(kept(cast), kept(array))
+    converted = np.isinf if dtype.kind == "f" else np.asarray
+    return np.array_equal(converted(cast), converted(array))
 
 
 def _tensor_dtype(array: np.ndarray) -> Any:
