@@ -44,7 +44,7 @@ class LearningRateCurve:
       losses: Smoothed loss of each step: an exponential average with the weight `smoothing`, not the loss
         that `train_step` returned.
       suggestion: Learning rate at which the smoothed loss falls fastest, but at least one tenth of the rate
-        with the smallest smoothed loss. The first steps, whose averages are of few batches, and the steps
+        with the smallest smoothed loss. The first steps, with averages of few batches, and the steps
         before the loss has clearly fallen do not count. None: the loss does not fall by more than its
         noise.
     """
@@ -81,7 +81,7 @@ def find_learning_rate(
         are those of `self.optimizer`, and the other optimizers keep their ratio to it.
       metric: Name of the value of `train_step` to observe.
       smoothing: Weight of earlier losses in the exponential average, from 0 to below 1.
-      path: File for a picture of the curve, such as "rates.png", which the chief writes. Requires
+      path: File for a picture of the curve, such as "rates.png". Only the chief writes it. Requires
         matplotlib.
 
     Raises UsageError for an object that is no trainer, invalid arguments, a learning rate that is a
@@ -336,7 +336,7 @@ def _has_diverged(smoothed: Sequence[float]) -> bool:
 
 
 def _suggest(rates: Sequence[float], losses: Sequence[float], smoothing: float) -> float | None:
-    """Returns the suggested rate, see `LearningRateCurve.suggestion`. `losses` are not smoothed."""
+    """Returns `LearningRateCurve.suggestion`. `losses` are not smoothed."""
     if len(losses) < _MIN_STEPS:
         return None
     smoothed = np.asarray(_smooth(losses, smoothing))

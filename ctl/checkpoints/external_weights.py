@@ -26,7 +26,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 # attribute of a model that Keras 3 has exported, with copies of its attribute `variables`
 _COPIES = "_all_variables"
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_OPTIMIZER = re.compile("optim", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"(?i:optim(i[sz]ers?)?)(?![a-z])|OptimizeLoss")  # not "optimal"
 _DAMAGE = re.compile("DataLoss|OutOfRange|sstable|checksum|corrupt", re.IGNORECASE)
 _KERAS_SUFFIXES = (".h5", ".keras", ".hdf5")
 

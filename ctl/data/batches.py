@@ -59,8 +59,7 @@ class Batches:
       iterator_state: Function (number of consumed examples) -> JSON object to save, with which the source
         continues there, or None.
       windows: Row numbers for a compiled loop that gathers rows itself; `iterator` yields row numbers.
-      order_seed: Seed of the order of examples that are read by index. None: the data are not shuffled, or
-        are no such examples.
+      order_seed: Seed of the order of shuffled examples that are read by index, or None.
       saves_own_position: True if the data are a Grain pipeline, which saves the state of its iterator.
     """
 

@@ -19,7 +19,7 @@ _PYTHON_ERROR = re.compile(r"\w+(Error|Exception)\b")
 _OWN_ERROR = re.compile(r"^ctl\.errors\.\w+: ")
 _NO_MATCH = re.compile(r"No files matched pattern: ([^'\"]*)")
 _MISSING_IN_PYTHON = re.compile(
-    rf"((?:(?:one of the )?examples? [\d, ]+ of a \w+: )?\b(?:{'|'.join(e.__name__ for e in _MISSING)}): .*)"
+    rf"((?:(one of the )?examples? [\d, ]+ of a \w+: )?\b({'|'.join(e.__name__ for e in _MISSING)}): .*)"
 )
 _CORRUPT = re.compile(r"(corrupted|truncated) record at (\d+)")
 

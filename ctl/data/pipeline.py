@@ -90,7 +90,7 @@ def open_train_data(
         )
     python = source if isinstance(source, PythonBatches) else None
     source = source if python is None else python.dataset
-    _check_sharing(source, global_batch_size, topology, mode)
+    _check_sharing(source, global_batch_size, topology, mode, "" if python is None else python.mode)
     if isinstance(source, IndexedData):
         return _open_indexed(source, strategy, topology, seed, start_examples, epochs, indexed)
     if indexed:
@@ -328,13 +328,15 @@ def _open_indexed(
     )
 
 
-def _check_sharing(source: Any, global_batch_size: int, topology: Topology, mode: str) -> None:
+def _check_sharing(
+    source: Any, global_batch_size: int, topology: Topology, mode: str, own_mode: str
+) -> None:
     """Raises UsageError if the replicas cannot share the source, or the position cannot be saved."""
     is_indexed = isinstance(source, (IndexedData, ExampleNumbers))
     is_per_worker = not is_indexed and sharding.is_by_tensorflow(source, topology)
     is_divisible = is_per_worker or isinstance(source, ExampleNumbers)
     dataset_checks.check_batch_size(global_batch_size, topology, is_divisible)
-    resume_position.check_mode(mode, is_indexed=is_indexed, is_per_worker=is_per_worker)
+    resume_position.check_mode(mode, is_indexed=is_indexed, is_per_worker=is_per_worker, own_mode=own_mode)
 
 
 def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0) -> Any:

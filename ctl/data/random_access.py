@@ -24,7 +24,6 @@ from ctl.io.error_report import named_errors
 
 _MOST_EXAMPLES = 2**53  # a source with more repeats itself without end
 _MOST_PARALLEL_BATCHES = 8
-_EXTENSION_DTYPES = (tf.bfloat16.as_numpy_dtype,)  # of ml_dtypes
 
 
 class SourceRows(Rows):
@@ -237,7 +236,7 @@ def _example_arrays(example: Any) -> Any:
     array = np.asarray(example)
     if array.dtype.kind in "US":  # as objects, because those dtypes have a maximum length
         return (np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array).astype(object)
-    if array.dtype.kind not in "biufc" and array.dtype not in _EXTENSION_DTYPES:
+    if array.dtype.kind not in "biufc" and array.dtype != tf.bfloat16.as_numpy_dtype:
         raise UsageError(
             f"from_source got an example with a {type(example).__name__}: {example!r:.60}; expected "
             "arrays, numbers, text, or tuples and dictionaries of them. Convert it with transform."
@@ -269,8 +268,8 @@ def _is_castable(array: np.ndarray, dtype: np.dtype) -> bool:
         return True
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
-    kept = np.isinf if dtype.kind == "f" else np.asarray
-    return np.array_equal(kept(cast), kept(array))
+    converted = np.isinf if dtype.kind == "f" else np.asarray
+    return np.array_equal(converted(cast), converted(array))
 
 
 def _tensor_dtype(array: np.ndarray) -> Any:

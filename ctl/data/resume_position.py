@@ -41,16 +41,19 @@ def _obstacles(dataset: tf.data.Dataset, traits: dataset_traits.Traits, resumabl
     return reasons
 
 
-def check_mode(mode: str, *, is_indexed: bool, is_per_worker: bool) -> None:
+def check_mode(mode: str, *, is_indexed: bool, is_per_worker: bool, own_mode: str = "") -> None:
     """Raises UsageError for an unknown mode, or a mode that the data do not support.
 
     Args:
       mode: Value of `data_position`.
       is_indexed: True if the data are arrays, a random-access source, or example numbers.
       is_per_worker: True if each worker reads separate data.
+      own_mode: Mode of batches that Python code reads.
     """
     if mode not in MODES:
         raise UsageError(f"data_position is {mode!r}; expected one of {', '.join(MODES)}.")
+    if mode == own_mode:
+        return
     if (mode == "indexed" and not is_indexed) or (mode in ("skip", "iterator") and is_indexed):
         data = "examples that are read by index" if is_indexed else "batches"
         raise UsageError(

@@ -110,7 +110,7 @@ def shortened(text: str, libraries: tuple[str, ...]) -> str:
 
 
 def user_line(text: str) -> str:
-    """Returns the newest frame of the user's code in an error message: ' (File "a.py", line 3, in f)'."""
+    """Returns the newest frame of the user's code in an error message, as ' (File ..., line 3, in f)'."""
     frames = list(_FRAME.finditer(shortened(text, (*LIBRARIES, _PACKAGE))))
     return f" ({frames[-1][0]})" if frames else ""
 

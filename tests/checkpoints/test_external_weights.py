@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from ctl.checkpoints import external_weights
 from ctl.distribute.keras_objects import unwrap
 from small_models import Small, every_step
 
@@ -155,6 +156,32 @@ def test_older_files_of_tf_keras_are_loaded(tmp_path):
     for name in ("tf", "old.h5", "whole.h5", "saved_model"):
         assert_weights(prepared(tmp_path / name, "tf_keras"), model.get_weights())
         assert_weights(prepared(tmp_path / name, "keras3"), model.get_weights())
+
+
+@pytest.mark.parametrize("file_name", ["old.h5", "checkpoint"])
+def test_a_layer_whose_name_begins_like_an_optimizer_is_loaded(tmp_path, file_name):
+    layers, path = ("optimal_body", None, "optimum"), str(tmp_path / file_name)
+    model = network(tf_keras, layers=layers)
+    if file_name == "old.h5":
+        model.save_weights(path)
+    else:
+        named = tf.Module()
+        named.optimal_model = model
+        tf.train.Checkpoint(model=named, head_optimizer=tf.Module()).write(path)
+    assert_weights(prepared(path, "tf_keras", layers=layers), model.get_weights())
+
+
+@pytest.mark.parametrize(
+    ("name", "is_optimizer"),
+    [
+        *[(name, True) for name in ("optimizer", "_optimizer", "gen_optimizer", "optimizer_2", "optimizerG",
+          "optim", "d_optim", "AdamOptimizer", "optimizers", "optimizer_weights/adam", "OptimizeLoss/rate",
+          "w/.OPTIMIZER_SLOT/optimizer/m", "optimiser")],
+        *[(name, False) for name in ("optimal_head", "optimum", "optimization_head", "a/optimal/kernel")],
+    ],
+)  # fmt: skip
+def test_optimizers_are_recognized_by_whole_words(name, is_optimizer):
+    assert bool(external_weights._OPTIMIZER.search(name)) == is_optimizer
 
 
 @pytest.mark.parametrize("file_type", ["checkpoint", "weights.h5"])
