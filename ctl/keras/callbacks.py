@@ -211,8 +211,10 @@ class KerasCallbacks(Callback):
 
     def _learning_rate(self) -> float | None:
         optimizer = self._model.optimizer
-        if optimizer is None or not optimizer.built or not validation.has_variable_learning_rate(optimizer):
+        if optimizer is None or not optimizer.built or not self._model.trainable_variables:
             return None  # unused, for example in a GAN, which has its optimizers in other attributes
+        if not validation.has_variable_learning_rate(optimizer):
+            return None
         return float(unwrap(optimizer.learning_rate).numpy())
 
 
