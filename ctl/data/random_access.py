@@ -9,7 +9,7 @@ only its own examples. Order, epochs and resume are those of arrays (indexed.py)
 """
 
 import functools
-import threading
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -49,8 +49,6 @@ class SourceRows(Rows):
         self._has_epochs = is_grain_map_dataset(source) and num_examples == len(source)
         self._leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(example)]
         self._dtypes = [tf.as_dtype(_tensor_dtype(leaf)) for leaf in self._leaves]
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_lock = threading.Lock()
 
     def reader(self) -> Callable[[Any, Any], Any]:
         """Returns a function (numbers, epochs; int64 `[b]`) -> batch of these examples."""
@@ -100,11 +98,9 @@ class SourceRows(Rows):
         readers: list[Callable[[], list]] = [functools.partial(self._examples, part) for part in parts]
         if self._num_threads == 1:
             return readers
-        with self._pool_lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="ctl-source")
+        pool = _thread_pool(self._num_threads, os.getpid())
         try:
-            return [self._pool.submit(read).result for read in readers]
+            return [pool.submit(read).result for read in readers]
         except RuntimeError:  # the process exits and has ended the threads, but not this reading ahead
             return readers
 
@@ -188,6 +184,20 @@ def from_source(
         )
     rows: Rows = _rows_of(source, transform, num_threads)
     return IndexedData(rows, batch_size, shuffle=shuffle, seed=seed, epochs_apart=epochs_apart)
+
+
+@functools.cache
+def _thread_pool(num_threads: int, process: int) -> ThreadPoolExecutor:
+    """Returns the threads that all sources of a process share.
+
+    TensorFlow never releases the functions of datasets, so threads of a single source would not end.
+
+    Args:
+      num_threads: Number of threads.
+      process: Identifier of this process, because a fork has no threads.
+    """
+    del process
+    return ThreadPoolExecutor(num_threads, thread_name_prefix="ctl-source")
 
 
 def _rows_of(source: Any, transform: Callable | None, num_threads: int) -> Rows:

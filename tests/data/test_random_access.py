@@ -358,3 +358,19 @@ def test_a_compiled_loop_refuses_a_source():
 
     with pytest.raises(ctl.UsageError, match=r"requires data in memory.*a source.*from_arrays"):
         Compiled(writers=[], strategy="one_device", jit_compile="loop").train(2)
+
+
+def test_further_evaluations_and_trainings_start_no_further_threads():
+    class Evaluated(Small):
+        def train_data(self, batch_size):
+            return ctl.from_source(list(zip(*examples(), strict=True)), batch_size, num_threads=5)
+
+        eval_data = train_data
+
+    trainer = Evaluated(strategy="default", writers=[], intervals=every_step())
+    numbers = []
+    for _ in range(3):
+        trainer.train(trainer.step + 2)
+        trainer.evaluate()
+        numbers.append(sum(thread.name.startswith("ctl-source") for thread in threading.enumerate()))
+    assert numbers[0] == numbers[-1] > 0
