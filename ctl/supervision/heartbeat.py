@@ -16,9 +16,7 @@ import json
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
-from typing import TextIO
 
 from ctl.errors import EXIT_RETRY
 from ctl.supervision.beat_file import BeatFile, Beats, PollClock
@@ -32,7 +30,6 @@ _MIN_LIMIT_SECS = {  # --step_timeout_secs is for steps; these take longer
     COMPILING: 1800.0,
     STARTING: 1800.0,
 }
-_MAX_DUMPED_THREADS = 100  # of faulthandler, the newest first
 _READ_STEP_SECS = 5.0  # without progress, after which steps inside a graph call are read
 _MISSED_BEATS = 5  # a longer pause of this process (SIGSTOP, suspend) does not count towards a limit
 CONNECTING = "connecting"  # TensorFlow waits for peers and may hold the interpreter's lock
@@ -187,7 +184,6 @@ class Heartbeat:
                     file=file,
                     flush=True,
                 )
-                _print_main_thread(file)
                 faulthandler.dump_traceback(file=file, all_threads=True)
                 print(f"ctl: exit code {EXIT_RETRY}; the job can be retried.", file=file, flush=True)
         self._end(EXIT_RETRY)
@@ -205,13 +201,6 @@ class Heartbeat:
         }
         with contextlib.suppress(OSError):
             self._file.write(json.dumps(content))
-
-
-def _print_main_thread(file: TextIO) -> None:
-    """Prints the stack of the main thread if faulthandler would leave it out."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is not None and threading.active_count() >= _MAX_DUMPED_THREADS:
-        print("Main thread:", "".join(traceback.format_stack(frame)), sep="\n", file=file, flush=True)
 
 
 current = Heartbeat()
