@@ -359,7 +359,7 @@ def _of(source: Any, batch_size: int) -> Any:
 
 
 def _structure_of(source: Any) -> Any:
-    """Returns the structure of a batch. None: another type of source, whose batches are checked later."""
+    """Returns the structure of a batch. None: another type of source, and the checks follow later."""
     if isinstance(source, tf.data.Dataset):
         return source.element_spec
     return source.read_first(1) if isinstance(source, IndexedData) else None
