@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 from ctl.checkpoints.protocol import CheckpointManager
-from ctl.collectives.failures import FAILURE_MARK
+from ctl.collectives.errors import FAILURE_MARK
 from ctl.data import input_errors
 from ctl.data.row_checks import TOO_MANY_ROWS, UNEQUAL_ROWS
 from ctl.distribute.communication import PEER_ERRORS

@@ -31,7 +31,7 @@ def measure(rank: int, servers: dict[str, list[socket.socket]], size: int) -> di
     engines = {}
     for algorithm, sockets in servers.items():
         addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
-        settings = Settings(allreduce=algorithm)
+        settings = Settings(algorithm=algorithm)
         engines[algorithm] = Engine(build_ranks(addresses, rank), settings, server=sockets[rank])
     array = np.ones(size // 4, np.float32)
     results = {algorithm: [] for algorithm in engines}
