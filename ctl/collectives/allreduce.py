@@ -1,4 +1,4 @@
-"""All-reduce of large tensors: the algorithm with the shortest estimated time, and two algorithms.
+"""All-reduce of large tensors: two algorithms, and the selection of the fastest of three.
 
 Recursive doubling takes log2(n) exchanges of the whole vector. Recursive halving and doubling takes
 2 log2(n) exchanges, and a rank sends as many bytes as on a ring, which takes 2 (n - 1) exchanges. Source:
@@ -23,8 +23,8 @@ from ctl.collectives.rings import JoinedArrays, ring_allreduce
 _RING, _DOUBLING, _HALVING = "ring", "doubling", "halving"
 # Part of the protocol, because all ranks have to choose the same algorithm. Measured with
 # tests/benchmarks/collective_scaling.py.
-_EXCHANGE_SECS = 60e-6  # of one exchange without bytes
-# of a byte that a rank sends and receives: the parts of a ring stay in the cache of the processor
+_EXCHANGE_SECS = 60e-6  # per exchange, without its bytes
+# per byte that a rank sends and receives; shortest on a ring, whose parts stay in the processor's cache
 _BYTE_SECS = {_RING: 0.2e-9, _DOUBLING: 0.5e-9, _HALVING: 0.3e-9}
 
 
@@ -38,7 +38,8 @@ def allreduce(
 ) -> list[np.ndarray]:
     """Returns the reduced arrays, which are bitwise equal on all ranks.
 
-    Means of dtypes for which `arithmetic.engine_divides` is True are divided, other means are sums.
+    AVERAGE divides by the number of ranks if `arithmetic.engine_divides` is True for the dtype. Otherwise
+    it returns the sum.
 
     Args:
       mesh: Links to the other ranks.
