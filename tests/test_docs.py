@@ -182,6 +182,7 @@ def test_links_lead_to_files_and_headings(page):
             headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
             assert anchor in slugs, f"{label(page)} links to {link}"
+            assert "--" not in anchor, f"{label(page)}: the site has another anchor than {anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=label)
