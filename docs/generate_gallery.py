@@ -3,8 +3,8 @@
     python docs/generate_gallery.py                    # all: some 20 minutes on two cores
     python docs/generate_gallery.py language resnet    # only these; the others stay
 
-Needs matplotlib (`pip install tf-ctl[docs]`). A run is what its command in the page says; the numbers
-are those of its metrics.jsonl.
+Needs matplotlib (`pip install tf-ctl[docs]`). Each model is trained by the command on the page; the
+numbers are those of its metrics.jsonl.
 """
 
 import argparse
@@ -38,13 +38,13 @@ class Shown:
     """One model of the page.
 
     Attributes:
-      what: a sentence or two.
-      options: of the run, beside model_dir.
-      curve: the metric that is drawn, of training and evaluation.
-      has_text: the page shows what --mode=predict prints.
+      description: One or two sentences.
+      options: Options of the run, without --model_dir.
+      curve: Metric of training and evaluation that the plot shows.
+      has_text: True to show the output of --mode=predict.
     """
 
-    what: str
+    description: str
     options: tuple[str, ...]
     curve: str
     has_text: bool = False
@@ -98,26 +98,26 @@ def main() -> None:
         parser.error(f"there is no {', '.join(sorted(unknown))}; expected {', '.join(MODELS)}")
     for name in chosen:
         with tempfile.TemporaryDirectory() as folder:
-            section = trained(name, MODELS[name], Path(folder))
+            section = train_and_describe(name, MODELS[name], Path(folder))
         sections = {**known_sections(), name: section}
-        PAGE.write_text(HEAD + "".join("\n" + sections[one] for one in MODELS if one in sections))
+        PAGE.write_text(HEAD + "".join("\n" + sections[model] for model in MODELS if model in sections))
 
 
 def known_sections() -> dict[str, str]:
-    """Name of a model -> its part of the page as it is."""
+    """Returns name of a model -> its current section of the page."""
     text = PAGE.read_text() if PAGE.is_file() else ""
     parts = re.split(r"^(?=## models\.)", text, flags=re.MULTILINE)[1:]
     return {part.split()[1].removeprefix("models."): part.rstrip() + "\n" for part in parts}
 
 
-def trained(name: str, shown: Shown, folder: Path) -> str:
-    """Runs the model; its part of the page."""
-    words = ["-m", f"models.{name}", f"--model_dir={folder}", *shown.options]
+def train_and_describe(name: str, shown: Shown, folder: Path) -> str:
+    """Runs a model and returns its section of the page."""
+    arguments = ["-m", f"models.{name}", f"--model_dir={folder}", *shown.options]
     start = time.monotonic()
-    run(words)
+    run(arguments)
     minutes = (time.monotonic() - start) / 60
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    drawn(name, shown, rows)
+    draw_curve(name, shown, rows)
     last = newest(rows)
     step = last.pop("step")
     numbers = ", ".join(f"{key} {value:.4g}" for key, value in last.items())
@@ -125,14 +125,14 @@ def trained(name: str, shown: Shown, folder: Path) -> str:
     today = datetime.datetime.now(tz=datetime.timezone.utc).date()
     text = [
         f"## models.{name}\n",
-        f"{shown.what}\n",
+        f"{shown.description}\n",
         f"```sh\n{command}\n```\n",
         f"After {step:,} steps and {minutes:.1f} minutes ({today}): {numbers}.\n",
         f"![{shown.curve} by step](images/gallery_{name}.svg)\n",
     ]
     if shown.has_text:
-        found = run([*words, "--mode=predict", "--temperature=0.5", "--length=240"])
-        lines = [json.loads(line)["text"] for line in found.splitlines() if line.startswith("{")]
+        output = run([*arguments, "--mode=predict", "--temperature=0.5", "--length=240"])
+        lines = [json.loads(line)["text"] for line in output.splitlines() if line.startswith("{")]
         text.append(f"```text\n{textwrap.shorten(one_line(lines[0]), 140, placeholder=' …')}\n```\n")
     return "\n".join(text)
 
@@ -141,14 +141,14 @@ def one_line(text: str) -> str:
     return " ".join(re.sub(r"[^\x20-\x7e]", " ", text).split())
 
 
-def run(words: list[str]) -> str:
-    """What a Python program prints; it has to end well."""
+def run(arguments: list[str]) -> str:
+    """Runs a Python program and returns its output. Exits if the program fails."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-    started = {"cwd": ROOT, "env": environ, "stdout": subprocess.PIPE, "text": True}
-    done = subprocess.run([sys.executable, *words], check=False, **started)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}")
-    return done.stdout
+    options = {"cwd": ROOT, "env": environ, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.run([sys.executable, *arguments], check=False, **options)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(arguments)} ended with {process.returncode}")
+    return process.stdout
 
 
 def newest(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def newest(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {k: v for k, v in row.items() if k not in left_out and not k.startswith("gradient_norm")}
 
 
-def drawn(name: str, shown: Shown, rows: list[dict[str, Any]]) -> None:
+def draw_curve(name: str, shown: Shown, rows: list[dict[str, Any]]) -> None:
     """Draws the curve."""
     import matplotlib
 
