@@ -238,7 +238,7 @@ def test_the_tree_for_contributors_is_the_repository():
 
 
 def test_the_messages_for_a_wrong_tf_config_are_those_in_the_list():
-    messages = items(ROOT / "docs/strategies.md", "## What is wrong with TF_CONFIG")
+    messages = items(ROOT / "docs/strategies.md", "## Errors in TF_CONFIG")
     assert len(messages) >= 6
     for text, message in messages:
         with pytest.raises(errors.UsageError) as caught:
