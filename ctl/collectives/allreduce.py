@@ -1,4 +1,4 @@
-"""All-reduce of large tensors: the algorithm with the shortest estimated time, and two algorithms.
+"""All-reduce of large tensors: two algorithms, and the selection of the fastest of three.
 
 Recursive doubling takes log2(n) exchanges of the whole vector. Recursive halving and doubling takes
 2 log2(n) exchanges, and a rank sends as many bytes as on a ring, which takes 2 (n - 1) exchanges. Source:
@@ -22,7 +22,7 @@ from ctl.collectives.rings import JoinedArrays, ring_allreduce
 from ctl.collectives.transfer_costs import BYTE_SECS, EXCHANGE_SECS
 
 _RING, _DOUBLING, _HALVING = "ring", "doubling", "halving"
-# of a byte that a rank sends and receives; only the parts of a ring stay in the cache of the processor
+# per byte that a rank sends and receives; shortest on a ring, whose parts stay in the processor's cache
 _BYTE_SECS = {_RING: BYTE_SECS, _DOUBLING: 0.5e-9, _HALVING: 0.3e-9}
 
 
@@ -36,7 +36,8 @@ def allreduce(
 ) -> list[np.ndarray]:
     """Returns the reduced arrays, which are bitwise equal on all ranks.
 
-    Means of dtypes for which `arithmetic.engine_divides` is True are divided, other means are sums.
+    AVERAGE divides by the number of ranks if `arithmetic.engine_divides` is True for the dtype. Otherwise
+    it returns the sum.
 
     Args:
       mesh: Links to the other ranks.
