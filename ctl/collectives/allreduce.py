@@ -18,6 +18,7 @@ import numpy as np
 from ctl.collectives import arithmetic
 from ctl.collectives.links import Consume
 from ctl.collectives.mesh import Mesh
+from ctl.collectives.partners import active_rank
 from ctl.collectives.rings import JoinedArrays, ring_allreduce
 from ctl.collectives.transfer_costs import BYTE_SECS, EXCHANGE_SECS
 
@@ -171,7 +172,7 @@ class _Reduction:
         target: np.ndarray | None = None,
     ) -> None:
         """Exchanges vectors with the active rank of this index. See `Mesh.exchange`."""
-        other = self._ranks[2 * partner + 1 if partner < self._num_folds else partner + self._num_folds]
+        other = self._ranks[active_rank(partner, len(self._ranks))]
         self._mesh.exchange(other, [outgoing], other, size, target, consume)
 
     def _fold(self) -> bool:

@@ -1,4 +1,4 @@
-"""Rendezvous of the ranks: each rank listens, and connects to all lower ranks.
+"""Rendezvous of the ranks: each rank listens, and connects to rank 0 and to its lower partners.
 
 Both ends authenticate with the job's secret (`ctl.io.authenticated_channel`). A rank refuses peers with
 another protocol version, number of ranks or generation. No port is open after the rendezvous.
@@ -11,12 +11,13 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
 from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.errors import HorovodInternalError, PortInUseError
+from ctl.collectives.partners import partners_of
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import Settings
 from ctl.errors import UsageError
@@ -30,7 +31,7 @@ from ctl.io.rendezvous import (
     split_address,
 )
 
-_PROTOCOL = 6
+_PROTOCOL = 7
 _LOG_INTERVAL_SECS = 30.0
 _POLL_INTERVAL_SECS = 0.1
 _RETRY_SECS = 0.05
@@ -59,7 +60,7 @@ class Connections:
 def connect_ranks(
     ranks: Ranks, settings: Settings, lost: Callable[[], str] = str, server: socket.socket | None = None
 ) -> Connections:
-    """Connects this rank to all other ranks. Blocks until all ranks are connected to each other.
+    """Connects this rank to rank 0 and to its partners. Blocks until it has all connections.
 
     Args:
       ranks: Ranks of this process.
@@ -75,28 +76,59 @@ def connect_ranks(
       PortInUseError: If only the port is in use.
       HorovodInternalError: If some ranks do not connect within `settings.start_timeout` seconds.
     """
-    rendezvous = _Rendezvous(ranks, settings, lost, server)
-    try:
-        return rendezvous.run()
-    except BaseException:
-        rendezvous.close_connections()
-        raise
-    finally:
-        rendezvous.close()
+    peers = partners_of(ranks.size)[ranks.rank]
+    rendezvous = _Rendezvous(ranks, settings, lost, server, peers)
+    rendezvous.run()
+    assert rendezvous.control is not None
+    return Connections(rendezvous.control, dict(sorted(rendezvous.peers.items())), rendezvous.accepted)
+
+
+def connect_peers(
+    ranks: Ranks, settings: Settings, peers: Set[int], lost: Callable[[], str], server: socket.socket
+) -> dict[int, socket.socket]:
+    """Connects this rank to further ranks, which call this function for this rank. Blocks.
+
+    Args:
+      ranks: Ranks of this process, with addresses at which all `peers` listen.
+      settings: Timeouts and the secret of the job.
+      peers: The other ranks.
+      lost: Like that of `connect_ranks`.
+      server: A socket that listens at this rank's address.
+
+    Returns:
+      Rank -> connection.
+
+    Raises:
+      UsageError: If this rank cannot open enough files or is refused.
+      HorovodInternalError: If some ranks do not connect within `settings.start_timeout` seconds.
+    """
+    rendezvous = _Rendezvous(ranks, settings, lost, server, peers, is_late=True)
+    rendezvous.run()
+    return rendezvous.peers
 
 
 class _Rendezvous:
+    """Connections of this rank to the ranks `peers` and, unless `is_late`, to the coordinator on rank 0."""
+
     def __init__(
-        self, ranks: Ranks, settings: Settings, lost: Callable[[], str], server: socket.socket | None
+        self,
+        ranks: Ranks,
+        settings: Settings,
+        lost: Callable[[], str],
+        server: socket.socket | None,
+        peers: Set[int],
+        *,
+        is_late: bool = False,
     ):
         self._ranks = ranks
+        self._expected_peers, self._is_late = peers, is_late
         self._lost = lost
         self._settings = settings
         self._deadline = Deadline(settings.start_timeout, _LOG_INTERVAL_SECS, has_backoff=False)
-        self._peers: dict[int, socket.socket] = {}
-        self._accepted: dict[int, socket.socket] = {}
-        self._control: socket.socket | None = None
-        check_descriptors(ranks.size)
+        self.peers: dict[int, socket.socket] = {}
+        self.accepted: dict[int, socket.socket] = {}
+        self.control: socket.socket | None = None
+        check_descriptors(len(peers) + (ranks.size if ranks.rank == 0 and not is_late else 1))
         self._call_error = ""  # error of the latest connection attempt
         self._listener = Listener(
             server or self._create_listening_socket(), self._endpoint(ranks.rank), self._check_claim
@@ -107,33 +139,42 @@ class _Rendezvous:
         self._thread = threading.Thread(target=self._listen, name="hvd-rendezvous", daemon=True)
         self._thread.start()
 
-    def run(self) -> Connections:
+    def run(self) -> None:
+        """Creates all connections. Closes them after an error, and the listening socket in any case."""
+        try:
+            self._connect_all()
+        except BaseException:
+            self._close_connections()
+            raise
+        finally:
+            self._close()
+
+    def _connect_all(self) -> None:
         """Connects to the lower ranks and accepts the connections of the higher ones."""
-        ranks = self._ranks
-        if ranks.rank == 0:
-            self._accepted[0], self._control = socket.socketpair()
-        calls = [("peer", rank) for rank in range(ranks.rank)]
-        if ranks.rank:
-            calls.insert(0, ("control", 0))
+        rank = self._ranks.rank
+        calls = [("peer", peer) for peer in sorted(self._expected_peers) if peer < rank]
+        if not self._is_late:
+            if rank == 0:
+                self.accepted[0], self.control = socket.socketpair()
+            else:
+                calls.insert(0, ("control", 0))
         caller: Caller | None = None
         while not self._is_complete():
             if calls:
-                role, rank = calls[0]
-                caller = caller or self._create_caller(role, rank)
-                sock = self._connect(caller, rank)
+                role, called_rank = calls[0]
+                caller = caller or self._create_caller(role, called_rank)
+                sock = self._connect(caller, called_rank)
                 if sock is not None:
                     calls.pop(0)
                     caller = None
                     if role == "control":
-                        self._control = sock
+                        self.control = sock
                     else:
-                        self._peers[rank] = sock
+                        self.peers[called_rank] = sock
             self._accept_arrivals(0.0 if calls or self._is_complete() else 0.2)
-            self._check_deadline({rank for _, rank in calls})
-        assert self._control is not None
-        return Connections(self._control, dict(sorted(self._peers.items())), self._accepted)
+            self._check_deadline({called_rank for _, called_rank in calls})
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Closes the listening socket and ends the thread. No port of this rank is open afterwards."""
         self._is_over.set()
         self._wakeup_sender.close()
@@ -143,16 +184,20 @@ class _Rendezvous:
         while not self._arrivals.empty():
             self._arrivals.get()[0].close()
 
-    def close_connections(self) -> None:
+    def _close_connections(self) -> None:
         """Closes the connections after a failed rendezvous."""
-        for sock in (*self._peers.values(), *self._accepted.values(), self._control):
+        for sock in (*self.peers.values(), *self.accepted.values(), self.control):
             if sock is not None:
                 sock.close()
 
     def _is_complete(self) -> bool:
-        ranks = self._ranks
-        accepted = ranks.rank > 0 or len(self._accepted) == ranks.size
-        return self._control is not None and accepted and len(self._peers) == ranks.size - 1
+        has_peers = len(self.peers) == len(self._expected_peers)
+        return has_peers and (self._is_late or (self.control is not None and not self._missing_callers()))
+
+    def _missing_callers(self) -> set[int]:
+        """Returns the ranks that have not connected to the coordinator on this rank yet."""
+        has_coordinator = self._ranks.rank == 0 and not self._is_late
+        return set(range(self._ranks.size)) - self.accepted.keys() if has_coordinator else set()
 
     def _endpoint(self, rank: int) -> Endpoint:
         return Endpoint(self._settings.secret, "ranks", f"rank {rank}")
@@ -202,7 +247,7 @@ class _Rendezvous:
             while True:
                 sock, claim = self._arrivals.get(timeout=wait_secs or None, block=wait_secs > 0)
                 wait_secs = 0.0
-                accepted = self._accepted if claim["role"] == "control" else self._peers
+                accepted = self.accepted if claim["role"] == "control" else self.peers
                 previous = accepted.get(claim["rank"])
                 if previous is not None:  # the rank retried because it did not receive the verdict
                     previous.close()
@@ -221,10 +266,16 @@ class _Rendezvous:
         role, rank, ranks = claim.get("role"), claim.get("rank"), self._ranks
         if role == "control" and ranks.rank:
             return ChannelRefusedError(f"{ranks.addresses[ranks.rank]} is rank {ranks.rank}, not rank 0.")
-        if role not in ("control", "peer") or type(rank) is not int or not ranks.rank < rank < ranks.size:
+        if type(rank) is not int or not ranks.rank < rank < ranks.size:
             last = ranks.size - 1
             return ChannelRefusedError(
                 f"it identified itself as rank {rank}; expected a rank from {ranks.rank + 1} to {last}."
+            )
+        if role != "control" and (role != "peer" or rank not in self._expected_peers):
+            higher_peers = sorted(peer for peer in self._expected_peers if peer > ranks.rank)
+            return ChannelRefusedError(
+                f"rank {rank} requested a connection as {role!r}; expected 'peer' of a rank in "
+                f"{higher_peers}."
             )
         return None
 
@@ -240,7 +291,7 @@ class _Rendezvous:
         if not (deadline.is_over or deadline.is_reminder_due()):
             return
         ranks = self._ranks
-        missing = called | (set(range(ranks.size)) - {ranks.rank} - self._peers.keys())
+        missing = called | self._missing_callers() | (self._expected_peers - self.peers.keys())
         names = ", ".join(f"{rank} ({ranks.addresses[rank]})" for rank in sorted(missing)[:8])
         text = f"rank {ranks.rank} of {ranks.size} waits for rank {names}"
         if deadline.is_over:

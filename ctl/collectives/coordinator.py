@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctl.collectives.frames import Inbox, Lost, Outbox
+from ctl.collectives.late_links import PortExchange
 from ctl.collectives.negotiation import Negotiation
 from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
@@ -41,6 +42,7 @@ class Coordinator:
         self._timeline = timeline
         self._negotiation = Negotiation(len(sockets), settings, timeline)
         self._inboxes = {rank: Inbox() for rank in sockets}
+        self._port_exchange = PortExchange()
         self._templates: dict[tuple[int, int], Request] = {}  # (rank, id) -> complete request
         self._heartbeat_timeout_secs = settings.heartbeat_timeout
         now_secs = time.monotonic()
@@ -155,6 +157,9 @@ class Coordinator:
             self._remove_rank(rank, "has left", is_lost=False)
         elif message_type == "broken":
             self._negotiation.notify_lost_rank(header["rank"], header["why"])
+        elif message_type == "listening":
+            for member, message in self._port_exchange.add(rank, header):
+                self._negotiation.outboxes[member].put(message)
         elif message_type == "alive":
             return
         elif message_type == "several":

@@ -13,14 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from ctl.collectives import bootstrap, inline, requests, transfers
+from ctl.collectives import bootstrap, inline, transfers
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.coordinator import PAUSE_SECS, Coordinator
 from ctl.collectives.errors import HorovodInternalError, create_exception
 from ctl.collectives.frames import Channel, Lost, wait_until_received
+from ctl.collectives.late_links import LateLinks
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.outgoing import Outgoing
-from ctl.collectives.pending import Pending, Plane, split_pending
+from ctl.collectives.pending import CreateError, Pending, Plane, execute_alone, split_pending
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.requests import Layout, Request
 from ctl.collectives.settings import Settings
@@ -33,7 +34,6 @@ _JOIN_SECS = 0.1
 _WAKE_SECS = 1.0
 _HEARTBEATS_PER_TIMEOUT = 4
 _ANSWER_SECS = 10.0  # additional time for rank 0 to report missing ranks
-CreateError = Callable[[str, str], Exception]
 _HAS_LEFT = "this rank has left (hvd.shutdown())."
 
 
@@ -80,6 +80,7 @@ class Engine:
         self._control = Channel(connections.control)
         self._last_received_at = self._last_heartbeat_at = self._last_poll_at = time.monotonic()
         self._outgoing = Outgoing(self._control)
+        self._late_links = LateLinks(ranks, settings, self._control.send, self._receive_while_connecting)
         try:
             self._mesh = Mesh(
                 ranks.rank,
@@ -88,6 +89,7 @@ class Engine:
                 self._receive_control,
                 self._send_heartbeat,
                 settings,
+                self._late_links,
             )
         except Lost as e:
             connections.close()
@@ -153,7 +155,7 @@ class Engine:
         )
         pending = Pending(request, flat, tensors=tensors)
         if self.ranks.size == 1:
-            _execute_alone(pending, self._create_error)
+            execute_alone(pending, self._create_error)
             return pending
         with self._lock:
             if self._failure is not None:
@@ -300,6 +302,14 @@ class Engine:
             return False
         return True
 
+    def _receive_while_connecting(self, wait_secs: float) -> None:
+        """Processes the coordinator's messages, and waits for them at most `wait_secs`."""
+        poller = select.poll()
+        poller.register(self._control.socket.fileno(), select.POLLIN)
+        if poller.poll(1000 * wait_secs) and not self._receive_control():
+            raise Lost("it has left", 0)
+        self._send_heartbeat()
+
     def _process_messages(self) -> None:
         self._last_received_at = time.monotonic()
         for header, payload in self._control.inbox.messages():
@@ -320,6 +330,8 @@ class Engine:
                 self._is_released = True
             elif message_type == "ending":
                 self._is_ending = True
+            elif message_type == "ports":
+                self._late_links.receive_ports(header)
             elif message_type == "split":
                 parts = split_pending(self._pop_pending(header["id"]), self.plane)
                 with self._lock:
@@ -379,21 +391,6 @@ class Engine:
         for pending in pending_collectives:
             pending.error = self._failure
             pending.finish()
-
-
-def _execute_alone(pending: Pending, create_error: CreateError) -> None:
-    request = pending.request
-    error = requests.find_error([0], {0: request})
-    if error:
-        pending.error = create_error(*error)
-    else:
-        pending.result = [array.copy() for array in pending.arrays]
-        pending.response = {
-            "rows": [[s[0] if s else 1 for s in request.shapes]],
-            "splits": [list(request.splits)],
-            "number": -1,
-        }
-    pending.finish()
 
 
 class _GroupFailedError(Exception):

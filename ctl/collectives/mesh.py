@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from ctl.collectives.frames import Lost
+from ctl.collectives.late_links import LateLinks
 from ctl.collectives.links import Consume, Link, MemoryLink, SharedMemory, SocketLink, open_memory
 from ctl.collectives.settings import Settings
 
@@ -30,6 +31,7 @@ class Mesh:
         has ended.
       on_poll: Called after each poll.
       settings: Timeouts of an exchange without progress.
+      late_links: Connects further ranks. None: `peers` are all other ranks.
 
     Attributes:
       bytes_sent: Bytes sent to other ranks, over sockets or shared memory.
@@ -44,7 +46,9 @@ class Mesh:
         receive_control: Callable[[], bool],
         on_poll: Callable[[], None],
         settings: Settings,
+        late_links: LateLinks | None = None,
     ):
+        self._rank, self._late_links = rank, late_links
         self._control: socket.socket | None = control
         self._receive_control = receive_control
         self._on_poll = on_poll
@@ -61,6 +65,18 @@ class Mesh:
     def sockets(self) -> list[socket.socket]:
         """Connections to the other ranks."""
         return [link.socket for link in self._links.values()]
+
+    def require_links(self, members: Sequence[int], *, all_pairs: bool = False) -> None:
+        """Creates the links that this rank lacks for collectives of `members`. All members call it.
+
+        Args:
+          members: Participating ranks in order.
+          all_pairs: True for algorithms in which each rank exchanges with all others.
+        """
+        if self._late_links is not None:
+            sockets = self._late_links.connect(members, self._links.keys(), all_pairs=all_pairs)
+            if sockets:
+                self._links |= _create_links(self._rank, sockets, shares=self._settings.shares_memory)
 
     def exchange(
         self,

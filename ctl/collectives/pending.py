@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from ctl.collectives import requests
 from ctl.collectives.requests import Request
+
+CreateError = Callable[[str, str], Exception]  # (error code, message) -> exception
 
 
 @dataclass
@@ -119,3 +122,19 @@ def split_pending(fused: Pending, plane: Plane | None) -> list[_Part]:
     for part in parts:
         part.fused_collective, part.siblings, part.plane = fused, parts, plane
     return parts
+
+
+def execute_alone(pending: Pending, create_error: CreateError) -> None:
+    """Executes the collective of a job with one rank."""
+    request = pending.request
+    error = requests.find_error([0], {0: request})
+    if error:
+        pending.error = create_error(*error)
+    else:
+        pending.result = [array.copy() for array in pending.arrays]
+        pending.response = {
+            "rows": [[s[0] if s else 1 for s in request.shapes]],
+            "splits": [list(request.splits)],
+            "number": -1,
+        }
+    pending.finish()

@@ -163,6 +163,7 @@ def _reduce_halves(
     Each rank sends its elements directly to the rank that sums them. A ring would send as many bytes.
     """
     count, out = len(ranks), _part(joined.total, bounds, me)
+    mesh.require_links(ranks, all_pairs=True)
     _copy(joined.views(bounds[me], bounds[me + 1]), out)
     total = np.zeros(out.size, np.float32)
     arithmetic.accumulate(total, out)
@@ -223,6 +224,7 @@ def ring_alltoall(
 ) -> np.ndarray:
     """Returns the bytes that all ranks send to this rank. `sizes[i][j]`: bytes from rank i to rank j."""
     count = len(ranks)
+    mesh.require_links(ranks, all_pairs=True)
     out_bounds = bounds_of(sizes[me])
     in_bounds = bounds_of([row[me] for row in sizes])
     joined = memory.allocate_aligned(in_bounds[-1], np.dtype(np.uint8))

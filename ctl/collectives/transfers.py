@@ -33,6 +33,7 @@ def execute_transfers(
     Returns:
       The flat results of each request.
     """
+    mesh.require_links(ranks)
     request, arrays = transfer_requests[0]
     algorithm = header.get("algorithm", "auto")
     if request.kind == "allreduce":

@@ -61,8 +61,5 @@ class WriterGroup:
                 except Exception as e:
                     self._writers.remove(writer)
                     _log.warning(
-                        "%s failed and is not called again: %s: %s",
-                        writer.class_name,
-                        type(e).__name__,
-                        e,
+                        "%s failed and is not called again: %s: %s", writer.class_name, type(e).__name__, e
                     )

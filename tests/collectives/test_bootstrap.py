@@ -59,7 +59,7 @@ def test_only_higher_ranks_of_the_same_group_are_accepted():
             with pytest.raises(ChannelRefusedError, match="expected a rank from 2 to 2"):
                 connect_to(addresses, 1, CLAIM | {"rank": rank})
         for role in ("x", "", None, 5):
-            with pytest.raises(ChannelRefusedError, match="expected a rank from 2 to 2"):
+            with pytest.raises(ChannelRefusedError, match=r"expected 'peer' of a rank in \[2\]"):
                 connect_to(addresses, 1, CLAIM | {"role": role})
         with pytest.raises(ChannelRefusedError, match="is rank 1, not rank 0"):
             connect_to(addresses, 1, CLAIM | {"role": "control"})
@@ -93,8 +93,8 @@ def test_one_connection_joins_each_pair_of_ranks(hosts):
 def test_a_rank_of_another_version_number_or_group_is_refused_by_name(field, can_retry):
     with waiting_rank(0) as addresses:
         for role in ("peer", "control"):
-            with pytest.raises(ChannelRefusedError, match=f"its {field} is 7") as caught:
-                connect_to(addresses, 0, CLAIM | {"role": role, field: 7})
+            with pytest.raises(ChannelRefusedError, match=f"its {field} is 99") as caught:
+                connect_to(addresses, 0, CLAIM | {"role": role, field: 99})
             assert caught.value.can_retry is can_retry
 
 

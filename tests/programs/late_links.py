@@ -1,0 +1,117 @@
+"""Collectives of nine ranks that need further connections. Prints one result per rank.
+
+    late_links.py all                 results, and numbers of links and open ports before and after
+    late_links.py lost before_port    rank 4 ends before it sends its port; the errors of the others
+    late_links.py lost after_port     rank 4 ends before it connects
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+
+import ml_dtypes
+import numpy as np
+from ctl.collectives import bootstrap
+from ctl.collectives.arithmetic import SUM
+from ctl.collectives.engine import Engine
+from ctl.collectives.errors import HorovodInternalError
+from ctl.collectives.late_links import LateLinks
+from ctl.collectives.ranks import build_ranks
+from ctl.collectives.settings import Settings
+
+COUNT, LOST, ROWS = 9, 4, 9 << 13
+SETS = (0, 3, 6), (8, 1, 5, 2)
+
+
+def num_listening():
+    """Returns the number of sockets of this process that listen at a port."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as sock:
+            total += sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    return total
+
+
+def record_ports():
+    """Returns a list to which each later rendezvous of this process adds the port at which it listens."""
+    ports, original = [], bootstrap.connect_peers
+
+    def connect_peers(ranks, settings, peers, lost, server):
+        ports.append(server.getsockname()[1])
+        return original(ranks, settings, peers, lost, server)
+
+    bootstrap.connect_peers = connect_peers
+    return ports
+
+
+def run_collectives(engine, rank):
+    def call(kind, array, **fields):
+        (result,) = engine.wait(engine.submit(kind, kind, [array], **fields))
+        return result.astype(np.float64)
+
+    ports = record_ports()
+    num_links = [len(engine._mesh.paths)]
+    own = np.full(ROWS, rank + 1, np.float32)
+    total = sum(range(1, COUNT + 1))
+    correct = [bool((call("allreduce", own, op=SUM) == total).all())]
+    num_links.append(len(engine._mesh.paths))
+    for members in SETS:
+        pending = engine.submit("add_process_set", f"add {members}", splits=list(members))
+        engine.wait(pending)
+        if rank in members:
+            summed = call("allreduce", own, op=SUM, process_set=pending.response["number"])
+            correct.append(bool((summed == sum(member + 1 for member in members)).all()))
+    received = call("alltoall", own, splits=(ROWS // COUNT,) * COUNT)
+    correct.append(received.tolist() == np.repeat(np.arange(1.0, COUNT + 1), ROWS // COUNT).tolist())
+    part = call("reducescatter", own.astype(ml_dtypes.bfloat16), op=SUM)
+    correct.append(part.size == ROWS // COUNT and bool((part == total).all()))
+    correct.append(bool((call("allreduce", own, op=SUM) == total).all()))
+    num_links.append(len(engine._mesh.paths))
+    return {"links": num_links, "correct": correct, "listening": num_listening(), "ports": ports}
+
+
+def error_of_all_to_all(engine, rank, place):
+    if rank == LOST:
+        owner, name = (LateLinks, "_connect") if place == "before_port" else (bootstrap, "connect_peers")
+        setattr(owner, name, lambda *arguments: os._exit(0))
+    try:
+        own = np.ones(ROWS, np.float32)
+        engine.wait(engine.submit("alltoall", "large", [own], splits=(ROWS // COUNT,) * COUNT))
+    except HorovodInternalError as e:
+        return {"error": str(e)}
+    return {"error": None}
+
+
+def main(scenario, *arguments):
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(COUNT)]
+    addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
+    readers, (end_reader, end_writer) = [], os.pipe()
+    for rank in range(COUNT):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.close(end_writer)
+            signal.alarm(120)
+            for other, server in enumerate(servers):
+                if other != rank:
+                    server.close()
+            engine = Engine(build_ranks(addresses, rank), Settings(algorithm="ring"), server=servers[rank])
+            function = run_collectives if scenario == "all" else error_of_all_to_all
+            os.write(writer, json.dumps(function(engine, rank, *arguments)).encode())
+            os.read(end_reader, 1)  # a rank that ended now would be lost as well
+            os._exit(0)
+        os.close(writer)
+        readers.append(reader)
+    if scenario == "all":  # otherwise the ports stay in use, and the ranks choose free ones
+        for server in servers:
+            server.close()
+    outputs = [os.read(reader, 1 << 16) for reader in readers]
+    os.close(end_writer)
+    outcomes = [json.loads(text or "null") for text in outputs]
+    print(json.dumps({"ranks": outcomes, "addresses": addresses}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
