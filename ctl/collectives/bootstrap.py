@@ -17,7 +17,7 @@ from typing import Any
 
 from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.errors import HorovodInternalError, PortInUseError
-from ctl.collectives.partners import partners_of
+from ctl.collectives.partners import num_connections, partners_of
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import Settings
 from ctl.errors import UsageError
@@ -128,7 +128,7 @@ class _Rendezvous:
         self.peers: dict[int, socket.socket] = {}
         self.accepted: dict[int, socket.socket] = {}
         self.control: socket.socket | None = None
-        check_descriptors(len(peers) + (ranks.size if ranks.rank == 0 and not is_late else 1))
+        check_descriptors(len(peers) if is_late else num_connections(ranks.rank, ranks.size))
         self._call_error = ""  # error of the latest connection attempt
         self._listener = Listener(
             server or self._create_listening_socket(), self._endpoint(ranks.rank), self._check_claim

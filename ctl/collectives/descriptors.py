@@ -11,13 +11,13 @@ import resource
 
 from ctl.errors import UsageError
 
-_PER_PEER = 4  # connection, memory file and two temporary descriptors
+_PER_CONNECTION = 4  # connection, memory file and two temporary descriptors
 _PER_PROCESS = 10  # listener, socket pairs, handshakes in flight
 
 
-def check_descriptors(num_ranks: int) -> None:
-    """Raises UsageError if this process cannot open the files that connections to its peers need."""
-    count = _PER_PEER * num_ranks + _PER_PROCESS
+def check_descriptors(num_connections: int) -> None:
+    """Raises UsageError if this process cannot open the files that connections to other ranks need."""
+    count = _PER_CONNECTION * (num_connections + 1) + _PER_PROCESS
     with contextlib.ExitStack() as opened:
         try:
             for _ in range(count):
@@ -28,7 +28,7 @@ def check_descriptors(num_ranks: int) -> None:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             scope = f"`ulimit -n` is {limit}" if e.errno == errno.EMFILE else "the limit of this machine"
             raise UsageError(
-                f"this process cannot open the {count} additional files that connections to "
-                f"{num_ranks - 1} other ranks need ({scope}). Raise the limit, for example with "
+                f"this process cannot open the {count} additional files that {num_connections} "
+                f"connections to other ranks need ({scope}). Raise the limit, for example with "
                 "`ulimit -n 4096`."
             ) from None

@@ -26,6 +26,11 @@ def partners_of(count: int) -> tuple[frozenset[int], ...]:
     return tuple(frozenset(ranks) for ranks in partners)
 
 
+def num_connections(rank: int, count: int) -> int:
+    """Returns the number of connections of a rank at the start, with those to the coordinator on rank 0."""
+    return len(partners_of(count)[rank]) + (1 if rank else count - 1)
+
+
 def active_rank(index: int, count: int) -> int:
     """Returns the rank with an index among the active ranks of recursive doubling.
 
