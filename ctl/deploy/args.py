@@ -108,9 +108,12 @@ class Parser(argparse.ArgumentParser):
         )
         self.platform, self.example, self.needs_program = platform, example, needs_program
         self.required: list[str] = []  # checked after unknown options: one may be misspelt
+        output = "output file (default: stdout)"
+        if platform == "docker":
+            output = "directory of the project (default: the current directory)"
         self.add(
             "output",
-            Option("--output", "output file (default: stdout; docker: the current directory)", "PATH"),
+            Option("--output", output, "PATH"),
             Option("--force", "replace an existing file with different content"),
         )
         self.add_argument_group("help").add_argument(

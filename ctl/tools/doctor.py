@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints the diagnosis. Returns 0, or 2 if it has problems."""
     parser = argparse.ArgumentParser(
         prog="ctl doctor",
-        description="Print the cluster configuration that this process has detected, and its problems.",
+        description="Prints the cluster configuration that this process detects, and its problems.",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument(

@@ -44,9 +44,9 @@ def _parser() -> WrappingParser:
         "ctl profile",
         PROFILE_EXAMPLE,
         usage="ctl profile [--json=PATH] -- command [its options]",
-        description="Runs a training and prints the time of a step once by part: waiting for input, "
-        "computing,\ncommunication, host and saving, followed by advice. The results of the training do "
-        "not change.",
+        description="Runs a training and prints once how long each part of a step takes: waiting for "
+        "input, computing,\ncommunication, host and saving, followed by advice. The results of the "
+        "training do not change.",
         epilog=f"examples:\n  {PROFILE_EXAMPLE}\n"
         "  ctl profile -- ctl launch --workers=2 -- python -m models.mnist\n"
         "  ctl launch -H a:1,b:1 -- ctl profile -- python -m models.mnist",
