@@ -16,7 +16,7 @@ import numpy as np
 from ctl.collectives import bootstrap, inline, transfers
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.coordinator import PAUSE_SECS, Coordinator
-from ctl.collectives.errors import HorovodInternalError, create_exception
+from ctl.collectives.errors import HorovodInternalError, create_error
 from ctl.collectives.frames import Channel, Lost, wait_until_received
 from ctl.collectives.late_links import LateLinks
 from ctl.collectives.mesh import Mesh
@@ -57,7 +57,7 @@ class Engine:
         settings: Settings,
         lost: Callable[[], str] = str,
         server: socket.socket | None = None,
-        create_error: CreateError = create_exception,
+        create_error: CreateError = create_error,
     ):
         self._create_error = create_error
         self.ranks = ranks

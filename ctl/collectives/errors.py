@@ -20,7 +20,7 @@ class PortInUseError(UsageError):
     """Error of a rank that cannot listen because another program uses its port."""
 
 
-def create_exception(code: str, text: str) -> Exception:
+def create_error(code: str, text: str) -> Exception:
     """Creates the exception of a collective without TensorFlow. `failures` creates TensorFlow's types.
 
     Args:

@@ -79,7 +79,7 @@ def _broadcast(mesh: Any, ranks: Any, me: Any, array: np.ndarray, root: int, alg
     buffer = memory.allocate_aligned(array.size, array.dtype)  # aligned, so that TensorFlow needs no copy
     if ranks[me] == root:
         buffer[...] = array
-    trees.broadcast(mesh, ranks, me, buffer.view(np.uint8), list(ranks).index(root), algorithm)
+    trees.broadcast_bytes(mesh, ranks, me, buffer.view(np.uint8), list(ranks).index(root), algorithm)
     return buffer
 
 
@@ -91,7 +91,7 @@ def _all_gather(
     mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, rows: Sequence[int], algorithm: str
 ) -> np.ndarray:
     sizes = [count * _row_size(shape, array.dtype) for count in rows]
-    gathered = trees.allgather(mesh, ranks, me, array.view(np.uint8), sizes, algorithm)
+    gathered = trees.allgather_bytes(mesh, ranks, me, array.view(np.uint8), sizes, algorithm)
     return gathered.view(array.dtype)
 
 
@@ -100,7 +100,7 @@ def _all_to_all(
 ) -> np.ndarray:
     row = _row_size(request.shapes[0], to_numpy_dtype(request.dtypes[0]))
     sizes = [[count * row for count in counts] for counts in splits]
-    return trees.alltoall(mesh, ranks, me, array.view(np.uint8), sizes, algorithm).view(array.dtype)
+    return trees.alltoall_bytes(mesh, ranks, me, array.view(np.uint8), sizes, algorithm).view(array.dtype)
 
 
 def _reduce_scatter(mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, op: Any) -> np.ndarray:

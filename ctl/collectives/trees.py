@@ -16,7 +16,7 @@ from ctl.collectives.mesh import Mesh
 from ctl.collectives.transfer_costs import BYTE_SECS, COPIED_BYTE_SECS, EXCHANGE_SECS
 
 
-def broadcast(
+def broadcast_bytes(
     mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray, root: int, algorithm: str = "auto"
 ) -> None:
     """Copies the bytes of `buffer` on the root to `buffer` on all ranks.
@@ -41,7 +41,7 @@ def broadcast(
         tree_broadcast(mesh, ranks, me, buffer, root)
 
 
-def allgather(
+def allgather_bytes(
     mesh: Mesh,
     ranks: Sequence[int],
     me: int,
@@ -66,7 +66,7 @@ def allgather(
     return function(mesh, ranks, me, own_bytes, sizes)
 
 
-def alltoall(
+def alltoall_bytes(
     mesh: Mesh,
     ranks: Sequence[int],
     me: int,

@@ -49,6 +49,11 @@ def errors_of_a_trace(spec: Any) -> Iterator[None]:
         raise explained from e
 
 
+def _unpacked(iterator_spec: Any, handles: list[Any]) -> Any:
+    """Returns the iterator with these tensors."""
+    return tf.nest.pack_sequence_as(iterator_spec, handles, expand_composites=True)
+
+
 def _keys(spec: Any) -> tuple[str, ...]:
     """Returns the keys of a batch that is a dictionary."""
     if isinstance(spec, tuple) and spec and isinstance(spec[0], dict):  # with the number of real rows
@@ -139,15 +144,10 @@ class StepLoop:
                 self._step.function(batches.share_of, batches.has_even_shares),
                 False,
             )
-            run = self._run_one if single else run_many
             # Passed as tensors, as TensorFlow takes several microseconds to check an iterator at each call.
-            iterator, handles = key[0], tf.nest.flatten(key[0], expand_composites=True)
-
-            def run_with_handles(*arguments: Any) -> Any:
-                own, others = arguments[: len(handles)], arguments[len(handles) :]
-                return run(tf.nest.pack_sequence_as(iterator, own, expand_composites=True), *others)
-
-            function = tf.function(run_with_handles, autograph=False)
+            iterator_spec, handles = key[0], tf.nest.flatten(key[0], expand_composites=True)
+            run = functools.partial(self._run_one if single else run_many, iterator_spec)
+            function = tf.function(run, autograph=False)
             with errors_of_a_trace(batches.iterator.element_spec):
                 self._functions[key] = function.get_concrete_function(*handles, *[steps][single:], packed)
         handles = tf.nest.flatten(batches.iterator, expand_composites=True)
@@ -197,10 +197,15 @@ class StepLoop:
             self._lengths[steps] = tf.constant(steps, tf.int64)
         return self._lengths[steps]
 
-    def _run_one(self, iterator: Any, packed: Any) -> Any:
+    def _run_one(self, iterator_spec: Any, *arguments: Any) -> Any:
+        *handles, packed = arguments
+        iterator = _unpacked(iterator_spec, handles)
         return packed + self._summed(self._strategy.run(self._replica, (self._next(iterator),)))
 
-    def _many(self, iterator: Any, steps: Any, packed: Any) -> Any:
+    def _many(self, iterator_spec: Any, *arguments: Any) -> Any:
+        *handles, steps, packed = arguments
+        iterator = _unpacked(iterator_spec, handles)
+
         def step(ran: Any, packed: Any) -> tuple[Any, Any]:
             result = self._strategy.run(self._replica, (self._next(iterator),))
             return ran + 1, packed + self._summed(result)
@@ -208,7 +213,10 @@ class StepLoop:
         start = tf.constant(0, tf.int64), packed
         return tf.while_loop(lambda ran, _: ran < steps, step, start, _SHAPES[:2])[1]
 
-    def _until_end(self, iterator: Any, steps: Any, packed: Any) -> Any:
+    def _until_end(self, iterator_spec: Any, *arguments: Any) -> Any:
+        *handles, steps, packed = arguments
+        iterator = _unpacked(iterator_spec, handles)
+
         def step(ran: Any, packed: Any, _: Any) -> tuple[Any, Any, Any]:
             element = self._next_if_any(iterator)
             has_batch = self._on_all_workers(element.has_value(), iterator)

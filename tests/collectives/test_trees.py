@@ -35,7 +35,7 @@ def test_a_broadcast_copies_the_bytes_of_any_root(algorithm, count, size, data):
 
     def broadcast(mesh, ranks, me):
         buffer = random_bytes(me, size)
-        trees.broadcast(mesh, ranks, me, buffer, root, algorithm)
+        trees.broadcast_bytes(mesh, ranks, me, buffer, root, algorithm)
         return buffer
 
     for buffer in on_ranks(range(count), broadcast):
@@ -48,7 +48,7 @@ def test_an_all_gather_concatenates_the_bytes_of_all_ranks(algorithm, sizes):
     own = [random_bytes(rank, size) for rank, size in enumerate(sizes)]
 
     def allgather(mesh, ranks, me):
-        return trees.allgather(mesh, ranks, me, own[me], sizes, algorithm)
+        return trees.allgather_bytes(mesh, ranks, me, own[me], sizes, algorithm)
 
     for gathered in on_ranks(range(len(sizes)), allgather):
         np.testing.assert_array_equal(gathered, np.concatenate(own))
@@ -62,7 +62,7 @@ def test_an_all_to_all_sends_any_number_of_bytes_to_each_rank(algorithm, count, 
     blocks = [[random_bytes(10 * i + j, sizes[i][j]) for j in range(count)] for i in range(count)]
 
     def alltoall(mesh, ranks, me):
-        return trees.alltoall(mesh, ranks, me, np.concatenate(blocks[me]), sizes, algorithm)
+        return trees.alltoall_bytes(mesh, ranks, me, np.concatenate(blocks[me]), sizes, algorithm)
 
     for me, received in enumerate(on_ranks(range(count), alltoall)):
         np.testing.assert_array_equal(received, np.concatenate([blocks[i][me] for i in range(count)]))
@@ -70,28 +70,30 @@ def test_an_all_to_all_sends_any_number_of_bytes_to_each_rank(algorithm, count, 
 
 @ALGORITHMS
 def test_a_process_set_exchanges_among_its_ranks(algorithm):
-    ranks = (1, 3, 4, 7, 8)
-    sizes = [3, 0, 5, 2, 4]
+    ranks, sizes = (1, 3, 4, 7, 8), [3, 0, 5, 2, 4]
     own = [random_bytes(rank, size) for rank, size in zip(ranks, sizes, strict=True)]
-    calls = [
-        lambda mesh, ranks, me: trees.allgather(mesh, ranks, me, own[me], sizes, algorithm),
-        lambda mesh, ranks, me: trees.alltoall(mesh, ranks, me, own[0], [[1, 0, 0, 1, 1]] * 5, algorithm),
-    ]
-    gathered, received = (on_ranks(ranks, call) for call in calls)
-    assert {result.tobytes() for result in gathered} == {np.concatenate(own).tobytes()}
-    assert [result.tolist() for result in received] == [own[0][i : i + 1].tolist() * 5 for i in (0,)] + [
-        [], [], own[0][1:2].tolist() * 5, own[0][2:3].tolist() * 5,
-    ]  # fmt: skip
+    row = [1, 0, 0, 1, 1]  # each rank sends these numbers of the same three bytes
+
+    def allgather(mesh, ranks, me):
+        return trees.allgather_bytes(mesh, ranks, me, own[me], sizes, algorithm)
+
+    def alltoall(mesh, ranks, me):
+        return trees.alltoall_bytes(mesh, ranks, me, own[0], [row] * 5, algorithm)
+
+    assert {result.tobytes() for result in on_ranks(ranks, allgather)} == {np.concatenate(own).tobytes()}
+    first, second, third = own[0].tolist()
+    expected = [[first] * 5, [], [], [second] * 5, [third] * 5]
+    assert [result.tolist() for result in on_ranks(ranks, alltoall)] == expected
 
 
 CALLS = {
-    "broadcast": lambda mesh, ranks, me, size: trees.broadcast(
+    "broadcast": lambda mesh, ranks, me, size: trees.broadcast_bytes(
         mesh, ranks, me, np.zeros(size, np.uint8), 0
     ),
-    "allgather": lambda mesh, ranks, me, size: trees.allgather(
+    "allgather": lambda mesh, ranks, me, size: trees.allgather_bytes(
         mesh, ranks, me, np.zeros(size, np.uint8), [size] * len(ranks)
     ),
-    "alltoall": lambda mesh, ranks, me, size: trees.alltoall(
+    "alltoall": lambda mesh, ranks, me, size: trees.alltoall_bytes(
         mesh, ranks, me, np.zeros(size * len(ranks), np.uint8), [[size] * len(ranks)] * len(ranks)
     ),
 }  # fmt: skip
