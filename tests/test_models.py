@@ -78,13 +78,14 @@ def test_cartpole_plays_the_same_games_on_two_replicas(two_replicas):
     lengths = []
     for strategy in ("default", two_replicas):
         writer = ctl.MemoryWriter()
-        CartPole(strategy=strategy, global_batch_size=8, game_steps=40, writers=[writer],
-                 intervals=every_step()).train(8)  # fmt: skip
+        CartPole(strategy=strategy, global_batch_size=8, game_steps=20, writers=[writer],
+                 intervals=every_step()).train(5)  # fmt: skip
         lengths.append([values["game_length"] for _, _, values in writer.rows])
     np.testing.assert_allclose(*lengths, atol=0.5)
     np.testing.assert_allclose(lengths[0][:4], lengths[1][:4], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_cartpole_learns_to_balance():
     writer = ctl.MemoryWriter()
     CartPole(strategy="default", global_batch_size=32, writers=[writer],
