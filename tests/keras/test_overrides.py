@@ -43,15 +43,16 @@ def expected():
     return results(model, model.fit, model.evaluate, model.predict)
 
 
-CASES = [(cls, replicas) for cls in (ReadsText, PreparesEvaluations) for replicas in (1, 2)]
+MODELS = {"in fit": ReadsText, "in evaluate": PreparesEvaluations}
+CASES = [(name, replicas) for name in MODELS for replicas in (1, 2)]
 
 
-@pytest.mark.parametrize("case", some_of(CASES, (ReadsText, 2), (PreparesEvaluations, 1)))
+@pytest.mark.parametrize("case", some_of(CASES, ("in fit", 2)), ids=str)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_override_prepares_the_data_as_in_keras(case, expected):
-    cls, replicas = case
+    name, replicas = case
     with ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"][:replicas]).scope():
-        model = compiled(cls)
+        model = compiled(MODELS[name])
     assert_close(of_ctl(model), expected)
     assert ctl.evaluate(model, LINES, Y, verbose=0, return_dict=False)[0] == pytest.approx(
         expected[1]["loss"], abs=1e-5

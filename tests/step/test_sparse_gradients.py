@@ -220,8 +220,9 @@ def test_fit_updates_a_small_table_as_keras_does(two_replicas, case):
     np.testing.assert_allclose(history.history["loss"], expected.history["loss"], rtol=1e-5)
 
 
+@pytest.mark.parametrize("is_static", some_of([True, False], False))
 @pytest.mark.parametrize("case", some_of(CASES, ("adam", True)), ids=str)
-def test_every_way_of_sending_rows_gives_the_update_of_one_device(two_replicas, case):
+def test_every_way_of_sending_rows_gives_the_update_of_one_device(two_replicas, case, is_static):
     """One table has fewer rows than the gradient, one has more; batches have static and dynamic sizes."""
     optimizer, merge_rows = case
 
@@ -236,7 +237,7 @@ def test_every_way_of_sending_rows_gives_the_update_of_one_device(two_replicas, 
 
         def train_data(self, batch_size):
             token_ids = np.random.default_rng(1).integers(0, 3, [8 * batch_size - 10, 4])
-            if self.is_static:
+            if is_static:
                 return ctl.from_arrays(token_ids[: 7 * batch_size], batch_size, shuffle=False)
             return tf.data.Dataset.from_tensor_slices(token_ids).batch(batch_size)
 
@@ -251,11 +252,9 @@ def test_every_way_of_sending_rows_gives_the_update_of_one_device(two_replicas, 
             self.minimize(loss, tape)
             return scores
 
-    for is_static in (True, False):
-        results = []
-        for strategy in ("default", two_replicas):
-            trainer = Tables(strategy=strategy, global_batch_size=64, **NO_SAVE)
-            trainer.is_static = is_static
-            trainer.train(7)
-            results.append([t.numpy() for t in trainer.model.tables])
-        assert_equal(*results, atol=2e-6)
+    results = []
+    for strategy in ("default", two_replicas):
+        trainer = Tables(strategy=strategy, global_batch_size=64, **NO_SAVE)
+        trainer.train(7)
+        results.append([t.numpy() for t in trainer.model.tables])
+    assert_equal(*results, atol=2e-6)
