@@ -54,8 +54,9 @@ def test_mnist_has_the_same_numbers_on_two_replicas():
 
 @pytest.mark.parametrize(
     ("images", "message"),
-    [(np.zeros([2, 28, 28]), r"shape \(2, 28, 28\)"), (np.zeros([1, 4, 4, 2]), "c of 1, 3 or 4")],
-)
+    [(np.zeros([2, 28, 28]), r"shape \(2, 28, 28\)"),
+     pytest.param(np.zeros([1, 4, 4, 2]), "c of 1, 3 or 4", marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_an_array_that_is_no_picture_is_refused(images, message):
     class Shows(CartPole):
         def after_loop(self, step, means):

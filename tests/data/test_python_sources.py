@@ -141,6 +141,7 @@ GRAIN_MARKS = [
     pytest.mark.skipif(importlib.util.find_spec("grain") is None, reason="needs grain"),
 ]
 CASES = [pytest.param(name, marks=GRAIN_MARKS if "grain" in name else ()) for name in SOURCES]
+SLOW = [pytest.mark.slow]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -228,7 +229,9 @@ def test_a_restored_position_of_grain_reads_no_example_before_it():
     assert second.state_at(201) == first.state_at(201)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(*c.values, marks=[*c.marks, *SLOW * (c.values != ("generator",))]) for c in CASES]
+)
 def test_data_position_skip_reads_the_batches_again(name, tmp_path):
     Recording(SOURCES[name], model_dir=tmp_path, stop_at=3).train(epochs=2)
     resumed = trained(SOURCES[name], epochs=2, model_dir=tmp_path, data_position="skip")

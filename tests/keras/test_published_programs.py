@@ -78,6 +78,7 @@ def test_unsupported_models_on_replicas_are_refused_with_terms_of_keras(case, tw
         assert forbidden_text not in message
 
 
+@pytest.mark.slow  # test_own_steps.py has a GAN too
 def test_a_gan_takes_callbacks_of_keras():
     logs_by_epoch = []
     recorder = keras.callbacks.LambdaCallback(

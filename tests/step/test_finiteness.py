@@ -115,7 +115,7 @@ def test_a_skipped_step_changes_only_the_step_number(where, num_replicas, two_re
     assert skipping.step == 8
 
 
-@pytest.mark.parametrize("num_replicas", some_of([1, 2], 2))
+@pytest.mark.parametrize("num_replicas", some_of([1, 2], 1))
 @pytest.mark.parametrize("variant", ["accumulate", "in the graph"])
 def test_skipping_within_accumulation_and_within_long_loops(variant, num_replicas, two_replicas):
     class Skipping(Poisoned):

@@ -95,7 +95,7 @@ DECLARED = {
 }
 
 
-@pytest.mark.parametrize("case", some_of(DECLARED, "sum on read", "mean", "first"))
+@pytest.mark.parametrize("case", some_of(DECLARED, "sum on read", "mean"))
 def test_a_declared_aggregation_gives_the_value_of_one_device(case, two_replicas):
     update, declared = DECLARED[case]
     expected = trained(update, "default", declared=declared)

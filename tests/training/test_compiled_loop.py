@@ -193,7 +193,8 @@ def test_the_step_that_is_not_finite_stops_the_run_and_is_not_applied():
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)
 
 
-@pytest.mark.parametrize("policy", some_of(["skip", "rollback"], "skip"))
+@pytest.mark.slow  # the test before it stops the run
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
 def test_a_step_that_is_not_finite_is_skipped_or_rolled_back_as_in_an_uncompiled_loop(
     policy, tmp_path, capfd
 ):
