@@ -68,7 +68,7 @@ def run(trainer: Callable[..., Any], **settings: Any) -> None:
             define_flags()
             app.run(lambda _: _main(trainer, settings), flags_parser=parse)
         except flags.DuplicateFlagError as e:
-            _fail(UsageError(f"a flag of the model has a name that ctl uses: {e}"))
+            _fail(UsageError(f"a flag of the model has the name of a flag of ctl; rename it: {e}"))
         except SystemExit as e:
             code = e.code or 0
     if not isinstance(code, int):

@@ -87,9 +87,10 @@ class Config:
         "Logical devices to split the CPU into, to test several replicas. 0: off.")
     cross_device_ops: str = _field(
         "choice", ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
-        "All-reduce of mirrored.")
+        "All-reduce algorithm of mirrored.")
     communication: str = _field("choice", ("auto", "ring", "nccl", "tcp"),
-        "All-reduce of multi_worker: TensorFlow's ring or nccl, or ctl's tcp; auto measures them.")
+        "All-reduce of multi_worker: TensorFlow's ring or nccl, or ctl's tcp. auto measures ring and tcp "
+        "on CPUs.")
     sync_every: int = _field("positive", 1,
         "Steps between averages of the weights of multi_worker. 1: gradients are summed in each step.")
     outer_learning_rate: float = _field("real", 1.0,
@@ -99,7 +100,8 @@ class Config:
     collective_timeout_secs: float = _field("real", 0.0,
         "Timeout of one all-reduce of multi_worker (seconds). 0: no limit while the other workers run.")
     heartbeat_secs: float = _field("real", 0.0,
-        "Seconds without a heartbeat after which multi_worker considers a worker lost. 0: as TensorFlow.")
+        "Seconds without a heartbeat after which multi_worker considers a worker lost. 0: "
+        "TensorFlow's default.")
     tpu: str = _field("text", "",
         "Name or address of the TPU for --strategy=tpu. Empty: from the environment.")
     variable_partitioner: str = _field("text", "",
@@ -123,7 +125,7 @@ class Config:
         "them (use_ema=True).")
     precision: str = _field(
         "choice", ("auto", "float32", "mixed_bfloat16", "mixed_float16", "bfloat16"),
-        "Dtype policy of the layers that build() creates; auto: that of the program.")
+        "Dtype policy of the layers that build() creates; auto: the global policy.")
     jit_compile: str | bool = _field("compile", ("off", "step", "loop"),
         "Compilation by XLA: off; forward and backward pass of a step (also --jit_compile alone); or loop, "
         "all steps of a graph call as one program, on one replica with data of ctl.from_arrays.")
@@ -134,11 +136,12 @@ class Config:
         "Steps to trace for TensorBoard's profile plugin: 100:110 traces the ten steps after step 100. "
         "Empty: none.")
     data_position: str = _field("choice", ("auto", "indexed", "skip", "iterator"),
-        "How a resumed run restores its position in the data: by index, by skipping, or a saved iterator.")
+        "How a resumed run restores its position in the data: by index, by skipping batches, or from a "
+        "saved iterator.")
     # Output
     writers: Sequence[str] = _field("names", ("console", "tensorboard", "jsonl", "mlflow", "wandb"),
-        "Metric writers: several of console, tensorboard, jsonl, mlflow and wandb. Left out: console, and "
-        "with a model_dir tensorboard and jsonl.")
+        "Metric writers: any of console, tensorboard, jsonl, mlflow and wandb. Default: console, and with "
+        "a model_dir also tensorboard and jsonl.")
     keep: str = _field("text", "5",
         "Number of newest checkpoints to keep, optionally also the best and those of every k-th step: "
         "3,best=accuracy,every=1000. 0: all.")
@@ -221,7 +224,7 @@ def check_name(name: str, where: str) -> None:
     if name not in FIELDS:
         near = difflib.get_close_matches(name, NAMES, 1)
         raise UsageError(
-            f"{where} got {name}=..., which is no setting. "
+            f"{where} got {name}=..., which is not a setting. "
             + (f"Write {near[0]}=..." if near else f"Expected one of {', '.join(NAMES)}.")
         )
 

@@ -121,12 +121,12 @@ def _check_trainer(trainer: Any) -> None:
     if isinstance(trainer, type):
         name = trainer.__name__
         raise UsageError(
-            f"find_learning_rate() got the class {name}; expected an object of a ctl.Trainer. Write "
+            f"find_learning_rate() got the class {name}; expected an instance of ctl.Trainer. Write "
             f"find_learning_rate({name}(global_batch_size=...))."
         )
     hint = " Write ctl.KerasTrainer(model, ...)." if hasattr(trainer, "fit") else ""
     raise UsageError(
-        f"find_learning_rate() got a {type(trainer).__name__}; expected an object of a ctl.Trainer.{hint}"
+        f"find_learning_rate() got a {type(trainer).__name__}; expected an instance of ctl.Trainer.{hint}"
     )
 
 
@@ -168,7 +168,7 @@ def _check_picture(path: str | None) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError(
-            f"path is {str(path)!r}, and matplotlib is not installed. Write pip install matplotlib, or "
+            f"path is {str(path)!r}, and matplotlib is not installed. Run pip install matplotlib, or "
             "leave path out: the result has the rates and losses."
         ) from None
     suffixes = Figure().canvas.get_supported_filetypes()

@@ -66,11 +66,12 @@ class Trainer(UserMethods):
     variables (models, optimizers, metrics) and do not start with an underscore are saved in checkpoints.
 
     Attributes:
-      model, optimizer: Model and optimizer, set in `build`. Defaults of `minimize`.
+      model, optimizer: Set them in `build`. `minimize` updates this model with this optimizer by default.
       gradients: A `ctl.Gradients`. Set it in `build` for clipping, accumulation or a wire dtype.
       hparams: Hyperparameters for TensorBoard: name -> bool, number or string.
       config: The settings, a frozen `ctl.Config`. `build` may change several as attributes, such as seed.
-      strategy, topology: The `tf.distribute.Strategy`; rank of this process and number of processes.
+      strategy: The `tf.distribute.Strategy`.
+      topology: Rank of this process, numbers of processes and replicas.
       step_variable: Number of completed steps as a `tf.Variable`, for use in the graph of a step.
       callbacks: Callbacks of the constructor. `build` may add callbacks; see `ctl.Callback`.
       log_dir: Directory of the TensorBoard logs. None: `model_dir/logs`.
@@ -133,7 +134,7 @@ class Trainer(UserMethods):
         self._writers = construction.writers_of(config, writers)
         self.extra_writers = self.extra_writers if extra_writers is None else extra_writers
         self._prepared_trainer: PreparedTrainer | None = None
-        self._rows_may_vary = False  # True if the number of rows of a batch divides no loss
+        self._rows_may_vary = False  # True if losses are divided by the rows of each batch
 
     __init__.__signature__ = create_signature(__init__)  # type: ignore[attr-defined]
 
@@ -280,7 +281,7 @@ class Trainer(UserMethods):
             writers.note(content)
 
     def show(self, name: str, images: Any) -> None:
-        """Writes images `[n, h, w, c]` to TensorBoard, as one grid at this step.
+        """Writes images `[n, h, w, c]` to TensorBoard, as one grid with this name at this step.
 
         For use in `after_loop`. Every worker may call it; the chief writes. `c` is 1, 3 or 4. Pixels are
         0..255 if the dtype is uint8, else 0..1.
@@ -342,7 +343,7 @@ class Trainer(UserMethods):
         For a step with a loss between examples of the global batch, such as a contrastive loss. Gradients
         flow back to the replica of each row. On one replica, returns `rows`, `[b, ...]`, and 0.
 
-        >>> others, first = self.gather(embeddings)
+        >>> all_rows, first = self.gather(embeddings)
         >>> labels = first + tf.range(tf.shape(embeddings)[0])  # row of each example in the global batch
 
         Raises UsageError in a compiled step, and with accumulate_steps, as its parts have no common batch.
@@ -370,8 +371,7 @@ class Trainer(UserMethods):
           tape: Tape of the forward pass.
           variables: Variables to update. Defaults to `self.model.trainable_variables`.
           optimizer: Optimizer of Keras 3 or tf_keras, or an object with `apply(gradients, variables)` or
-            `apply_gradients(grads_and_vars)`, which receives the summed gradients. Defaults to
-            `self.optimizer`.
+            `apply_gradients(pairs)`, which receives summed gradients. Defaults to `self.optimizer`.
           when: Condition `[]`, equal on all replicas, such as `self.step_variable % 2 == 0`. If false, the
             step does not change these variables and this optimizer. None: always update.
           scaled: True if the loss is this replica's share of the global loss, without `average`.

@@ -100,6 +100,8 @@ plugins:
             members_order: source
             filters: ["!^_"]
             separate_signature: true
+            line_length: 100
+            docstring_section_style: list
             show_signature_annotations: false
             docstring_options: {warnings: false}
 validation:
@@ -254,7 +256,7 @@ def navigation() -> str:
     decisions = sorted((PAGES / "decisions").glob("0*.md"))
     sources = sorted((PAGES / "source").rglob("*.md"))
     notebooks = [p.name for p in sorted(PAGES.glob("*.ipynb.md"))]
-    more = {
+    generated = {
         "Guide": {"Notebook": notebooks},
         "Reference": {"Python API": [f"reference/{name}.md" for name in reference_pages()]},
         "Internals": {
@@ -266,7 +268,7 @@ def navigation() -> str:
     for group, sections in NAVIGATION.items():
         lines.append(f"  - {group}:")
         listed = {section: [f"{page}.md" for page in pages] for section, pages in sections.items()}
-        for section, pages in {**listed, **more.get(group, {})}.items():
+        for section, pages in {**listed, **generated.get(group, {})}.items():
             lines += [f"    - {section}:"] if section else []
             lines += [f"{'      ' if section else '    '}- {page}" for page in pages]
     return "\n".join(lines) + "\n"

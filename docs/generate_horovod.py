@@ -16,8 +16,8 @@ def main() -> None:
     from hvd import hvd_api
 
     text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
+    before, remainder = text.split(BEGIN)
+    after = remainder.split(END)[1]
     PAGE.write_text(f"{before}{BEGIN}\n\n{hvd_api.table()}\n\n{END}{after}", encoding="utf-8")
 
 

@@ -51,8 +51,8 @@ def messages_of(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
             elif name == "print" or (name == "write" and "std" in ast.unparse(node.func)):
                 yield from ((node.lineno, "print", text_of(a)) for a in node.args)
             elif name.startswith("DEFINE_") or name in ("_field", "UsageError", "PeerLostError"):
-                kind = name if name.endswith("Error") else "help"
-                yield from ((node.lineno, kind, text_of(a)) for a in node.args)
+                category = name if name.endswith("Error") else "help"
+                yield from ((node.lineno, category, text_of(a)) for a in node.args)
             for keyword in node.keywords:
                 if keyword.arg in HELP_KEYWORDS:
                     yield node.lineno, "help", text_of(keyword.value)
@@ -67,11 +67,11 @@ def page() -> str:
     parts = [HEAD]
     for path in sorted((ROOT / "ctl").rglob("*.py")):
         rows, texts = [], set()
-        for _, kind, text in sorted(messages_of(ast.parse(path.read_text()))):
+        for _, category, text in sorted(messages_of(ast.parse(path.read_text()))):
             sentence = " ".join(text.split())
             if len(sentence) > 1 and " " in sentence and sentence not in texts:
                 texts.add(sentence)
-                rows.append(f"- {kind}: `{sentence.replace('`', chr(39))}`")
+                rows.append(f"- {category}: `{sentence.replace('`', chr(39))}`")
         if rows:
             parts.append(f"## {path.relative_to(ROOT)}\n\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)

@@ -243,34 +243,34 @@ def page() -> str:
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(compile(code, str(source.absolute()), "exec"), names)
         except (ctl.CtlError, Exception) as e:
-            kind, said = type(e).__name__, str(e)
+            error_type, message = type(e).__name__, str(e)
         else:
             raise AssertionError(f"{title}: no error")
         finally:
             os.environ.clear()
             os.environ.update(variables)
-        said = "\n".join(textwrap.fill(line, 118) for line in plain(said).splitlines())
+        message = "\n".join(textwrap.fill(line, 118) for line in normalize(message).splitlines())
         happens = f"\n{elsewhere}\n" if elsewhere else ""
-        blocks = f"```py\n{code.strip()}\n```\n\n```text\n{kind}: {said}\n```\n"
+        blocks = f"```py\n{code.strip()}\n```\n\n```text\n{error_type}: {message}\n```\n"
         parts.append(f"\n## {number}. {title}\n{happens}\n{blocks}")
     return "".join(parts)
 
 
-def plain(text: str) -> str:
-    """Without what differs between machines."""
+def normalize(text: str) -> str:
+    """Returns a message without paths and addresses, which differ between machines."""
     text = re.sub(r"[^\s\"]*/(?=mistake\.py|runs/)", "", text.strip())
     return re.sub(r"0x[0-9a-f]+", "0x...", text)
 
 
-def made() -> str:
-    """The page, made in a directory of its own."""
-    here = os.getcwd()
+def generate_page() -> str:
+    """Returns the page. Its programs run in a temporary directory."""
+    previous_directory = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
             return page()
         finally:
-            os.chdir(here)
+            os.chdir(previous_directory)
 
 
 if __name__ == "__main__":
@@ -279,4 +279,4 @@ if __name__ == "__main__":
     cpu = tensorflow.config.list_physical_devices("CPU")[0]
     two_devices = [tensorflow.config.LogicalDeviceConfiguration()] * 2
     tensorflow.config.set_logical_device_configuration(cpu, two_devices)
-    PAGE.write_text(made())
+    PAGE.write_text(generate_page())

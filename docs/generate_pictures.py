@@ -2,8 +2,8 @@
 
     python docs/generate_pictures.py            # writes docs/images/console.svg and tensorboard.png
 
-Trains models.mnist in a terminal of 100 columns. TensorBoard's page is taken with a headless Chromium, see
-docs/tensorboard_check.py for what that needs.
+Trains models.mnist in a terminal of 100 columns. The picture of TensorBoard needs Chromium, see
+docs/tensorboard_check.py.
 """
 
 import os
@@ -28,14 +28,14 @@ COLUMNS = 112
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model_dir = Path(folder) / "mnist"
-        words = ["-m", "models.mnist", f"--model_dir={model_dir}", *COMMAND]
-        text = shown_in_a_terminal([sys.executable, *words], folder)
-        drawn(text.replace(f"{folder}/", "/tmp/"))
-        pictured(model_dir / "logs", Path(folder) / "page.png")
+        arguments = ["-m", "models.mnist", f"--model_dir={model_dir}", *COMMAND]
+        text = run_in_terminal([sys.executable, *arguments], folder)
+        draw_console(text.replace(f"{folder}/", "/tmp/"))
+        take_tensorboard_picture(model_dir / "logs", Path(folder) / "page.png")
 
 
-def shown_in_a_terminal(command: list[str], folder: str) -> str:
-    """What is left on a terminal when a command has ended."""
+def run_in_terminal(command: list[str], folder: str) -> str:
+    """Runs a command in a terminal and returns the final content of the terminal."""
     head, tail = pty.openpty()
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     started = {"cwd": ROOT, "env": environ, "stdout": tail, "stderr": subprocess.DEVNULL}
@@ -51,11 +51,11 @@ def shown_in_a_terminal(command: list[str], folder: str) -> str:
         os.close(head)
         if process.wait():
             raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    return lasting(b"".join(parts).decode(errors="replace"))
+    return visible_lines(b"".join(parts).decode(errors="replace"))
 
 
-def lasting(text: str) -> str:
-    """The lines that stay: the bar is drawn again and again in its place."""
+def visible_lines(text: str) -> str:
+    """Converts the output of a terminal to its visible lines: the bar replaces itself."""
     lines = [""]
     at = 0
     for part in re.split(r"(\x1b\[\d*A|\x1b\[2?K|\r\n|\r|\n)", text):
@@ -71,19 +71,19 @@ def lasting(text: str) -> str:
     return "\n".join(lines)
 
 
-def drawn(text: str) -> None:
-    """Writes the console's picture, without fonts from elsewhere."""
+def draw_console(text: str) -> None:
+    """Writes the picture of the console, without external fonts."""
     with open(os.devnull, "w") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
-        words = f"$ python -m models.mnist --model_dir=/tmp/mnist {' '.join(COMMAND)}"
-        console.print(words, highlight=False)
+        command_line = f"$ python -m models.mnist --model_dir=/tmp/mnist {' '.join(COMMAND)}"
+        console.print(command_line, highlight=False)
         console.print(Text.from_ansi(text.strip()))
     picture = console.export_svg(title="ctl", unique_id="ctl")
     picture = re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL)
     (IMAGES / "console.svg").write_text(picture)
 
 
-def pictured(logs: Path, page: Path) -> None:
+def take_tensorboard_picture(logs: Path, page: Path) -> None:
     """Writes the picture of TensorBoard's charts."""
     with tensorboard_check.tensorboard_server(logs) as server, tensorboard_check.browser() as session:
         expected = tensorboard_check.what_pages_show(server)["custom_scalars"]

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path(__file__).with_name("strategies.md")
 BEGIN = "<!-- measured: written by docs/generate_strategies.py -->"
-END = "<!-- end of what was measured -->"
+END = "<!-- end of the measured list -->"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "programs")]
 
 
@@ -28,8 +28,8 @@ def main() -> None:
             cells[row] = matrix.run_row(row, Path(directory) / str(i), environment)
             print(row, *cells[row], sep="  ")
     text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
+    before, remainder = text.split(BEGIN)
+    after = remainder.split(END)[1]
     PAGE.write_text(f"{before}{BEGIN}\n\n{matrix.table(cells)}\n\n{END}{after}", encoding="utf-8")
 
 

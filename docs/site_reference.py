@@ -23,6 +23,7 @@ TITLES = {
     "hvd": "ctl.hvd", "hvd_keras": "ctl.hvd.keras", "hvd_elastic": "ctl.hvd.elastic",
 }  # fmt: skip
 IMPORTS = {"hvd": "import ctl.hvd as hvd", "hvd_keras": "import ctl.hvd.keras as hvd"}
+INTRODUCTIONS = {"hvd": "ctl.hvd.ops"}  # page -> module whose docstring applies to all of its functions
 
 
 def public_names() -> dict[str, str]:
@@ -121,6 +122,9 @@ def reference_pages() -> dict[str, str]:
         parts = [f"# {TITLES[page]}\n"]
         if page in IMPORTS:
             parts.append(f"```python\n{IMPORTS[page]}\n```\n")
+        if page in INTRODUCTIONS:
+            docstring = ast.get_docstring(tree_of(INTRODUCTIONS[page])) or ""
+            parts.append(docstring.partition("\n\n")[2] + "\n")
         if repeated[page]:
             parts.append(f"The same as in [ctl.hvd](hvd.md): {', '.join(repeated[page])}.\n")
         for name, path in sorted(entries, key=lambda entry: (first.get(entry[0], 9), entry[0].lower())):

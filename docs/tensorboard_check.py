@@ -1,4 +1,4 @@
-"""Takes pictures of a run in TensorBoard, and fails if a page lacks what the run has written.
+"""Takes pictures of a run in TensorBoard, and fails if a page lacks data of the run.
 
     python docs/tensorboard_check.py MODEL_DIR PICTURES_FOLDER
 
@@ -82,14 +82,14 @@ def main() -> int:
             lacking = take_picture(
                 session, f"{server}/#{page}", expected, options.pictures / f"{page}.png"
             )
-            missing += [f"{page}: {word!r} is not shown" for word in lacking]
+            missing += [f"{page}: {text!r} is not shown" for text in lacking]
             print(f"{page}: {len(expected) - len(lacking)} of {len(expected)} things shown")
     print("\n".join(missing))
     return 1 if missing else 0
 
 
 def what_pages_show(server: str) -> dict[str, list[str]]:
-    """Page -> words that must be on it, as the server tells them."""
+    """Returns page -> texts that it must show, according to the server."""
 
     def data(path: str, body: Any = None) -> Any:
         return call(f"{server}/data/{path}", body)
@@ -127,15 +127,15 @@ def what_pages_show(server: str) -> dict[str, list[str]]:
 
 
 def take_picture(session: str, url: str, expected: list[str], path: Path) -> list[str]:
-    """Saves the page as PNG once everything expected is on it; returns what never came."""
-    call(f"{session}/url", {"url": "about:blank"})  # a change after "#" alone loads nothing
+    """Saves the page as PNG once everything expected is on it; returns the missing texts."""
+    call(f"{session}/url", {"url": "about:blank"})  # a change after "#" alone does not load a page
     call(f"{session}/url", {"url": url})
     lacking = expected
 
     def complete() -> bool:
         nonlocal lacking
         text = call(f"{session}/execute/sync", {"script": VISIBLE_TEXT, "args": []})["value"]
-        lacking = [word for word in expected if word not in text]
+        lacking = [item for item in expected if item not in text]
         return not lacking
 
     with contextlib.suppress(TimeoutError):
@@ -181,8 +181,8 @@ def browser() -> Iterator[str]:
     ):
         wait_for(lambda: call(f"{address}/status")["value"]["ready"], driver, START_TIMEOUT_SECS)
         options = {"binary": chromium, "args": [*CHROMIUM_ARGS, f"--user-data-dir={profile}"]}
-        wanted = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}}
-        session_id = call(f"{address}/session", wanted)["value"]["sessionId"]
+        request = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}}
+        session_id = call(f"{address}/session", request)["value"]["sessionId"]
         session = f"{address}/session/{session_id}"
         try:
             yield session
@@ -217,8 +217,8 @@ def call(url: str, body: Any = None, method: str | None = None) -> Any:
         return json.load(answer)
 
 
-def wait_for(attempt: Callable[[], Any], what: str, timeout_secs: float) -> Any:
-    """The first true answer; TimeoutError if none comes in time."""
+def wait_for(attempt: Callable[[], Any], subject: str, timeout_secs: float) -> Any:
+    """Returns the first true result of `attempt`. Raises TimeoutError if there is none in time."""
     give_up = time.monotonic() + timeout_secs
     while time.monotonic() < give_up:
         with contextlib.suppress(urllib.error.URLError, ConnectionError):
@@ -226,7 +226,7 @@ def wait_for(attempt: Callable[[], Any], what: str, timeout_secs: float) -> Any:
             if answer:
                 return answer
         time.sleep(0.2)
-    raise TimeoutError(f"{what}: nothing within {timeout_secs:g} s")
+    raise TimeoutError(f"{subject}: no result within {timeout_secs:g} s")
 
 
 def free_port() -> int:

@@ -19,7 +19,8 @@ DISCRIMINATOR_RATE = flags.DEFINE_float(
     "discriminator_rate", 2e-4, "Learning rate of the discriminator."
 )
 DISCRIMINATOR_EVERY = flags.DEFINE_integer(
-    "discriminator_every_steps", 2, "Steps between updates of the discriminator. The generator: each step.",
+    "discriminator_every_steps", 2,
+    "Steps between updates of the discriminator; the generator is updated in every step.",
     lower_bound=1)  # fmt: skip
 SHOW_EVERY = flags.DEFINE_integer(
     "show_every_steps", 200, "Steps between generated pictures, a multiple of --log_every_steps. 0: off."
@@ -118,7 +119,7 @@ class Gan(ctl.Trainer):
     def after_loop(self, step, means):
         """Writes generated images to TensorBoard."""
         if self.show_every_steps and step % self.show_every_steps == 0:
-            self.show("made up", self.generate_samples())
+            self.show("generated", self.generate_samples())
 
     def generate_samples(self):
         """Returns images `[36, 28, 28, 1]` in 0..1, generated from the same noise in each call."""

@@ -276,6 +276,7 @@ def test_importing_ctl_or_its_pure_parts_does_not_import_tensorflow():
         "ctl.deploy.kubernetes.command",
         "ctl.launch.run_function",
         "ctl.checkpoints.commit",
+        "ctl.collectives.engine",
     ]
     code = f"import sys, {', '.join(modules)}; sys.exit('tensorflow' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], env=environment(), timeout=60, check=False)

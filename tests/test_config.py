@@ -195,7 +195,7 @@ def test_keywords_and_a_config_make_the_same_trainer(tmp_path):
 
 
 @pytest.mark.parametrize(("keywords", "expected_texts"), [
-    ({"modeldir": "a"}, ["Small", "modeldir", "Write model_dir="]), ({"zzz": 1}, ["zzz", "no setting"]),
+    ({"modeldir": "a"}, ["Small", "modeldir", "Write model_dir="]), ({"zzz": 1}, ["zzz", "not a setting"]),
     ({"seed": -1}, ["seed is -1", "whole number >= 0"]), ({"seed": 2**32}, ["seed", "<= 4294967295"]),
     ({"global_batch_size": 2.5}, ["global_batch_size is 2.5"]), ({"jit_compile": 1}, ["or True or False"]),
     ({"strategy": "mirorred"}, ["is 'mirorred'", "mirrored"]), ({"keep": 3}, ["keep is 3", "a string"]),

@@ -182,6 +182,7 @@ def test_links_lead_to_files_and_headings(page):
             headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
             assert anchor in slugs, f"{label(page)} links to {link}"
+            assert "--" not in anchor, f"{label(page)}: the site has another anchor than {anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=label)
@@ -237,7 +238,7 @@ def test_the_tree_for_contributors_is_the_repository():
 
 
 def test_the_messages_for_a_wrong_tf_config_are_those_in_the_list():
-    messages = items(ROOT / "docs/strategies.md", "## What is wrong with TF_CONFIG")
+    messages = items(ROOT / "docs/strategies.md", "## Errors in TF_CONFIG")
     assert len(messages) >= 6
     for text, message in messages:
         with pytest.raises(errors.UsageError) as caught:

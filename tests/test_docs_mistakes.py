@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def generated():
-    return generate_mistakes.made()
+    return generate_mistakes.generate_page()
 
 
 def sections(text):

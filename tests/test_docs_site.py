@@ -82,6 +82,16 @@ def test_the_site_is_built_without_a_warning():
     assert "Trainer" in (ROOT / "build/site/reference/trainer.html").read_text()
 
 
+def test_names_with_a_common_description_have_an_entry_each():
+    """Griffe finds no type for a pair of names, and then takes that of the entry before."""
+    pytest.importorskip("griffe", reason="`make docs` installs griffe")
+    import site_examples
+
+    text = "  a, b: Both\n    names.\n  c: One name."
+    expected = "  a: Both\n    names.\n  b: Both\n    names.\n  c: One name."
+    assert site_examples._NAMES.sub(site_examples.one_entry_per_name, text) == expected
+
+
 def test_brackets_beside_a_link_are_no_reference(pages):
     """Markdown takes `[1] [name](address)` for a reference to "name"."""
     for page in pages.rglob("*.md"):

@@ -217,7 +217,7 @@ def test_invalid_arguments_are_refused(options, message):
     [
         (lambda: keras.Sequential([keras.layers.Dense(1)]), r"got a Sequential.*ctl.KerasTrainer\(model, "),
         (lambda: Small, r"got the class Small; .*Write find_learning_rate\(Small\(global_batch_size="),
-        (lambda: 3, "got a int; expected an object of a ctl.Trainer"),
+        (lambda: 3, "got a int; expected an instance of ctl.Trainer"),
     ],
 )
 def test_an_object_that_is_no_trainer_is_refused(value, message):

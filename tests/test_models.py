@@ -38,7 +38,7 @@ def test_the_gan_shows_its_pictures_in_tensorboard(tmp_path):
         (event.step, value.tensor.string_val)
         for file in (tmp_path / "logs" / "train").glob("events*")
         for event in EventFileLoader(str(file)).Load()
-        for value in event.summary.value if value.tag == "made up"
+        for value in event.summary.value if value.tag == "generated"
     ]  # fmt: skip
     assert [step for step, _ in pictures] == [2, 4]
     width, height, png = pictures[-1][1]

@@ -79,7 +79,7 @@ def test_a_model_without_variables_is_refused():
 
     with pytest.raises(ctl.UsageError, match=r"Sequential, has no variables yet.*keras\.Input"):
         make(trainer_with_build(unbuilt)).prepare()
-    with pytest.raises(ctl.UsageError, match="made no variables"):
+    with pytest.raises(ctl.UsageError, match="created no variables"):
         make(trainer_with_build(lambda self: None)).prepare()
 
 
@@ -235,7 +235,7 @@ def test_a_writer_that_raises_is_disabled_and_training_continues(caplog):
     trainer.train(3)
     assert trainer.step == 3 and len(losses(writer)) == 3
     assert [r.getMessage() for r in caplog.records if "Broken failed" in r.getMessage()] == [
-        "Broken failed and gets no further calls: OSError: disk full"
+        "Broken failed and is not called again: OSError: disk full"
     ]
 
 

@@ -69,7 +69,7 @@ def test_predictions_are_not_those_of_training():
     (None, "needs data"), ("text", "str"), (np.zeros((0, FEATURES)), "examples"),
     (tf.data.Dataset.range(3), "not batched"),
     (tf.data.Dataset.from_tensors(tf.zeros([2, FEATURES])).repeat(), "endless"),
-    (ctl.example_numbers(4), "example numbers"),
+    (ctl.example_numbers(4), "example_numbers"),
 ])  # fmt: skip
 def test_data_that_cannot_be_predicted_are_refused(data, message):
     with pytest.raises(ctl.UsageError, match=message):

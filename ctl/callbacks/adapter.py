@@ -64,7 +64,7 @@ def as_callbacks(candidates: Any) -> list[Callback]:
         if hasattr(candidate, "set_model"):
             raise UsageError(
                 f"callbacks[{i}] is a {type(candidate).__name__} of Keras, which is for ctl.fit. A "
-                "ctl.Trainer takes ctl.EarlyStopping(...) and others, see ctl.Callback."
+                "ctl.Trainer takes callbacks of ctl, e.g. ctl.EarlyStopping('loss'); see ctl.Callback."
             )
         if not is_callback(candidate):
             raise UsageError(

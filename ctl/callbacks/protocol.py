@@ -66,7 +66,7 @@ class Decision:
                 "message": str(self.message),
             }
         except (TypeError, ValueError) as e:
-            raise UsageError(f"a callback made a Decision with a value of the wrong type: {e}.") from None
+            raise UsageError(f"ctl.Decision got a value of the wrong type: {e}.") from None
         for name, value in converted.items():
             object.__setattr__(self, name, value)
 

@@ -117,7 +117,7 @@ def _load_on_all_workers(
             external = external_weights.open_external(source)
             if external is None:
                 raise UsageError(
-                    f"--init_from is {source!r}, which the chief reads and this worker does not find; "
+                    f"--init_from is {source!r}, which exists on the chief but not on this worker; "
                     "expected the same files on all workers. Put them on shared storage."
                 )
             return _load_external(external, state, models)

@@ -1,4 +1,4 @@
-"""All-reduce of large tensors: the algorithm with the shortest estimated time, and two algorithms.
+"""All-reduce of large tensors: two algorithms, and the selection of the fastest of three.
 
 Recursive doubling takes log2(n) exchanges of the whole vector. Recursive halving and doubling takes
 2 log2(n) exchanges, and a rank sends as many bytes as on a ring, which takes 2 (n - 1) exchanges. Source:
@@ -19,13 +19,11 @@ from ctl.collectives import arithmetic
 from ctl.collectives.links import Consume
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.rings import JoinedArrays, ring_allreduce
+from ctl.collectives.transfer_costs import BYTE_SECS, EXCHANGE_SECS
 
 _RING, _DOUBLING, _HALVING = "ring", "doubling", "halving"
-# Part of the protocol, because all ranks have to choose the same algorithm. Measured with
-# tests/benchmarks/collective_scaling.py.
-_EXCHANGE_SECS = 60e-6  # of one exchange without bytes
-# of a byte that a rank sends and receives: the parts of a ring stay in the cache of the processor
-_BYTE_SECS = {_RING: 0.2e-9, _DOUBLING: 0.5e-9, _HALVING: 0.3e-9}
+# per byte that a rank sends and receives; shortest on a ring, whose parts stay in the processor's cache
+_BYTE_SECS = {_RING: BYTE_SECS, _DOUBLING: 0.5e-9, _HALVING: 0.3e-9}
 
 
 def allreduce(
@@ -38,7 +36,8 @@ def allreduce(
 ) -> list[np.ndarray]:
     """Returns the reduced arrays, which are bitwise equal on all ranks.
 
-    Means of dtypes for which `arithmetic.engine_divides` is True are divided, other means are sums.
+    AVERAGE divides by the number of ranks if `arithmetic.engine_divides` is True for the dtype. Otherwise
+    it returns the sum.
 
     Args:
       mesh: Links to the other ranks.
@@ -46,7 +45,7 @@ def allreduce(
       me: Index of this rank in `ranks`.
       arrays: Arrays `[n]` of one dtype, with the same sizes on all ranks.
       op: Operation of `arithmetic`.
-      algorithm: One of `settings.ALLREDUCE_ALGORITHMS`, the same on all ranks.
+      algorithm: One of `settings.COLLECTIVE_ALGORITHMS`, the same on all ranks.
     """
     count = len(ranks)
     if algorithm == "auto":
@@ -76,7 +75,7 @@ def select_algorithm(count: int, num_bytes: int) -> str:
     return min(
         exchanges_and_vectors,
         key=lambda name: (
-            exchanges_and_vectors[name][0] * _EXCHANGE_SECS
+            exchanges_and_vectors[name][0] * EXCHANGE_SECS
             + exchanges_and_vectors[name][1] * num_bytes * _BYTE_SECS[name]
         ),
     )

@@ -16,8 +16,7 @@ import numpy as np
 from ctl.collectives import bootstrap, inline, requests, transfers
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.coordinator import PAUSE_SECS, Coordinator
-from ctl.collectives.errors import HorovodInternalError
-from ctl.collectives.failures import create_exception
+from ctl.collectives.errors import HorovodInternalError, create_exception
 from ctl.collectives.frames import Channel, Lost, wait_until_received
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.outgoing import Outgoing
@@ -34,6 +33,7 @@ _JOIN_SECS = 0.1
 _WAKE_SECS = 1.0
 _HEARTBEATS_PER_TIMEOUT = 4
 _ANSWER_SECS = 10.0  # additional time for rank 0 to report missing ranks
+CreateError = Callable[[str, str], Exception]
 _HAS_LEFT = "this rank has left (hvd.shutdown())."
 
 
@@ -45,6 +45,7 @@ class Engine:
       settings: Timeouts, fusion and data plane.
       lost: Returns the launcher's message about a rank that failed to start, or an empty string.
       server: Socket that listens at this rank's address. None creates one.
+      create_error: Creates the exceptions of collectives from an error code and a message.
 
     Attributes:
       all_share_memory: True if all ranks exchange large tensors through memory. Set by `agree_on_paths`.
@@ -56,7 +57,9 @@ class Engine:
         settings: Settings,
         lost: Callable[[], str] = str,
         server: socket.socket | None = None,
+        create_error: CreateError = create_exception,
     ):
+        self._create_error = create_error
         self.ranks = ranks
         self.settings = settings
         self.timeline = Timeline()
@@ -150,7 +153,7 @@ class Engine:
         )
         pending = Pending(request, flat, tensors=tensors)
         if self.ranks.size == 1:
-            _execute_alone(pending)
+            _execute_alone(pending, self._create_error)
             return pending
         with self._lock:
             if self._failure is not None:
@@ -181,7 +184,7 @@ class Engine:
 
     def fail_all(self, error_message: str) -> None:
         """Fails all pending and later collectives, because the launcher has detected a lost rank."""
-        self._fail_group(create_exception("LOST", error_message))
+        self._fail_group(self._create_error("LOST", error_message))
 
     def close(self, *, linger: bool = False) -> None:
         """Leaves the group and notifies the other ranks. With `linger`, rank 0 waits until all have left.
@@ -195,7 +198,7 @@ class Engine:
         with self._lock:
             self._has_left = True
             is_healthy = self._failure is None
-            self._failure = self._failure or create_exception("LOST", _HAS_LEFT)
+            self._failure = self._failure or self._create_error("LOST", _HAS_LEFT)
         with contextlib.suppress(Lost):
             self._outgoing.flush()
             self._control.send({"type": "leave"})
@@ -230,17 +233,17 @@ class Engine:
                     self._outgoing.flush()
                 while self._begin_queue:
                     self._begin(self._begin_queue.pop(0))
-            self._fail_group(create_exception("LOST", _HAS_LEFT))
+            self._fail_group(self._create_error("LOST", _HAS_LEFT))
         except Lost as e:
             rank = e.args[1] if len(e.args) > 1 else 0
             error_message = f"rank {rank} is gone ({e.args[0]})."
             if len(e.args) > 1 and not self._has_left:
                 self._report(rank, error_message)
-            self._fail_group(create_exception("LOST", error_message))
+            self._fail_group(self._create_error("LOST", error_message))
         except _GroupFailedError as e:
-            self._fail_group(create_exception("LOST", str(e)))
+            self._fail_group(self._create_error("LOST", str(e)))
         except BaseException as e:  # waiting threads need the error
-            self._fail_group(create_exception("LOST", f"rank {self.ranks.rank}: {type(e).__name__}: {e}"))
+            self._fail_group(self._create_error("LOST", f"rank {self.ranks.rank}: {type(e).__name__}: {e}"))
             self._report(self.ranks.rank, f"rank {self.ranks.rank} failed: {e}")
 
     def _wait_for_message(self) -> None:
@@ -323,7 +326,7 @@ class Engine:
                     self._pending.update({part.request.id: part for part in parts})
             elif message_type == "error":
                 pending = self._pop_pending(header["id"])
-                pending.error = create_exception(header["code"], header["text"])
+                pending.error = self._create_error(header["code"], header["text"])
                 pending.finish()
             else:
                 raise _GroupFailedError(header["why"])
@@ -378,11 +381,11 @@ class Engine:
             pending.finish()
 
 
-def _execute_alone(pending: Pending) -> None:
+def _execute_alone(pending: Pending, create_error: CreateError) -> None:
     request = pending.request
     error = requests.find_error([0], {0: request})
     if error:
-        pending.error = create_exception(*error)
+        pending.error = create_error(*error)
     else:
         pending.result = [array.copy() for array in pending.arrays]
         pending.response = {

@@ -4,9 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.collectives import contents
-from ctl.collectives.errors import HorovodInternalError
-
-FAILURE_MARK = "ctl.hvd: "  # prefix that identifies the messages in TensorFlow's errors
+from ctl.collectives.errors import FAILURE_MARK, HorovodInternalError
 
 
 class LostRankError(HorovodInternalError, tf.errors.UnknownError):

@@ -8,7 +8,8 @@ import re
 from typing import Any
 
 import tensorflow as tf
-from ctl.collectives.failures import FAILURE_MARK, LostRankError
+from ctl.collectives.errors import FAILURE_MARK
+from ctl.collectives.failures import LostRankError
 from ctl.io import exit_hook
 from ctl.tensorflow_patches import graph_call_errors
 

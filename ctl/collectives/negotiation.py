@@ -229,8 +229,8 @@ class Negotiation:
         """Instructs the ranks to execute the collectives of a batch without the coordinator."""
         ranks = self._table.sets[batch[0].process_set]
         varying_fields = _collect_varying_fields([batch[0].requests[rank] for rank in ranks])
-        if self._settings.allreduce != "auto":
-            varying_fields["algorithm"] = self._settings.allreduce
+        if self._settings.algorithm != "auto":
+            varying_fields["algorithm"] = self._settings.algorithm
         for rank in ranks:
             ids = [batch_round.requests[rank].id for batch_round in batch]
             header = {"type": "begin", "ids": ids, "ranks": ranks, **varying_fields}

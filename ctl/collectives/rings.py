@@ -12,7 +12,7 @@ from ctl.collectives import arithmetic, memory
 from ctl.collectives.links import CHUNK, Consume
 from ctl.collectives.mesh import Mesh
 
-_PIECE = 1 << 20  # bytes; unit of the pipeline of a broadcast
+PIECE = 1 << 20  # bytes; unit of the pipeline of a broadcast; part of the protocol
 MAX_PAIR_BYTES = 1 << 20  # limit for an exchange of whole vectors between two ranks; part of the protocol
 _SUMS = (arithmetic.SUM, arithmetic.AVERAGE)
 
@@ -94,7 +94,7 @@ def ring_reducescatter(
     mesh: Mesh, ranks: Sequence[int], me: int, array: np.ndarray, sizes: Sequence[int], op: int
 ) -> np.ndarray:
     """Returns this rank's part of the reduced array. `sizes` are the numbers of elements by rank."""
-    joined, bounds = JoinedArrays([array]), _bounds(sizes)
+    joined, bounds = JoinedArrays([array]), bounds_of(sizes)
     _reduce_parts(mesh, ranks, me, joined, bounds, op)
     return _part(joined.total, bounds, me)
 
@@ -184,7 +184,7 @@ def ring_allgather(
 ) -> np.ndarray:
     """Returns the concatenated bytes of all ranks in order. `sizes` are the numbers of bytes by rank."""
     count = len(ranks)
-    bounds = _bounds(sizes)
+    bounds = bounds_of(sizes)
     joined = memory.allocate_aligned(bounds[-1], np.dtype(np.uint8))
     _part(joined, bounds, me)[...] = own_bytes
     next_rank, previous_rank = ranks[(me + 1) % count], ranks[(me - 1) % count]
@@ -206,7 +206,7 @@ def ring_broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray
     chain_index = (me - root) % count
     previous_rank = ranks[(me - 1) % count]
     next_rank = ranks[(me + 1) % count]
-    pieces = [buffer[i : i + _PIECE] for i in range(0, buffer.size, _PIECE)]
+    pieces = [buffer[i : i + PIECE] for i in range(0, buffer.size, PIECE)]
     empty = buffer[:0]
     is_last = chain_index == count - 1
     for i in range(len(pieces) + 1):  # receives piece i and sends piece i - 1
@@ -223,8 +223,8 @@ def ring_alltoall(
 ) -> np.ndarray:
     """Returns the bytes that all ranks send to this rank. `sizes[i][j]`: bytes from rank i to rank j."""
     count = len(ranks)
-    out_bounds = _bounds(sizes[me])
-    in_bounds = _bounds([row[me] for row in sizes])
+    out_bounds = bounds_of(sizes[me])
+    in_bounds = bounds_of([row[me] for row in sizes])
     joined = memory.allocate_aligned(in_bounds[-1], np.dtype(np.uint8))
     _part(joined, in_bounds, me)[...] = _part(own_bytes, out_bounds, me)
     for shift in range(1, count):
@@ -247,7 +247,8 @@ def _copy(views: Sequence[np.ndarray], out: np.ndarray) -> None:
         at += view.size
 
 
-def _bounds(sizes: Sequence[int]) -> list[int]:
+def bounds_of(sizes: Sequence[int]) -> list[int]:
+    """Returns the `[n + 1]` bounds of `n` consecutive parts with these sizes."""
     return [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
 
 

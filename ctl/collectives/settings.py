@@ -10,8 +10,8 @@ PLANE_VARIABLE = "CTL_COLLECTIVES"
 _ORDER_VARIABLE = "CTL_HVD_ORDER_TIMEOUT_SECS"
 EQUAL_VARIABLES = (PLANE_VARIABLE, _ORDER_VARIABLE)  # the launcher copies them to all ranks
 _PLANES = ("auto", "tcp", "tensorflow")
-_ALLREDUCE_VARIABLE = "CTL_ALLREDUCE"
-ALLREDUCE_ALGORITHMS = ("auto", "ring", "doubling", "halving")
+_ALGORITHM_VARIABLE = "CTL_COLLECTIVE_ALGORITHM"
+COLLECTIVE_ALGORITHMS = ("auto", "ring", "doubling", "halving")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Settings:
       heartbeat_timeout: Time without any message after which a rank is lost; 0 disables heartbeats.
       shares_memory: If True, ranks of one machine exchange large tensors through shared memory.
       plane: Collectives that TensorFlow executes: "tensorflow": all, "auto": those on GPUs, "tcp": none.
-      allreduce: Algorithm of large all-reduces on all ranks. Only the setting of rank 0 has an effect.
+      algorithm: Algorithm of large collectives on all ranks. Only the setting of rank 0 has an effect. Only
+        all-reduces distinguish "doubling" and "halving".
       fusion_threshold: Maximum size of a fused message (bytes).
       cycle: Delay of small requests of a function, to fuse them.
       secret: Secret that the ranks of one job share.
@@ -43,7 +44,7 @@ class Settings:
     heartbeat_timeout: float = 0.0
     shares_memory: bool = True
     plane: str = "auto"
-    allreduce: str = "auto"
+    algorithm: str = "auto"
     fusion_threshold: int = 128 << 20
     cycle: float = 0.001
     secret: bytes = b""
@@ -62,7 +63,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         order_timeout=_read_number(environ, _ORDER_VARIABLE, Settings.order_timeout),
         shares_memory=plane != "tcp",
         plane=plane,
-        allreduce=_read_choice(environ, _ALLREDUCE_VARIABLE, ALLREDUCE_ALGORITHMS),
+        algorithm=_read_choice(environ, _ALGORITHM_VARIABLE, COLLECTIVE_ALGORITHMS),
         fusion_threshold=int(_read_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)),
         cycle=_read_number(environ, "HOROVOD_CYCLE_TIME", 1000 * Settings.cycle) / 1000,
         secret=environ.get("CTL_HVD_SECRET", "").encode(),

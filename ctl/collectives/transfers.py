@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ctl.collectives import memory, rings
+from ctl.collectives import memory, rings, trees
 from ctl.collectives.allreduce import allreduce
 from ctl.collectives.arithmetic import split_rows, to_numpy_dtype
 from ctl.collectives.mesh import Mesh
@@ -34,16 +34,19 @@ def execute_transfers(
       The flat results of each request.
     """
     request, arrays = transfer_requests[0]
+    algorithm = header.get("algorithm", "auto")
     if request.kind == "allreduce":
-        return _all_reduce(mesh, ranks, me, transfer_requests, header.get("algorithm", "auto"))
+        return _all_reduce(mesh, ranks, me, transfer_requests, algorithm)
     if request.kind == "broadcast":
-        return [[_broadcast(mesh, ranks, me, a, request.root) for a in arrays]]
+        return [[_broadcast(mesh, ranks, me, a, request.root, algorithm) for a in arrays]]
     if request.kind == "alltoall":
-        return [[_all_to_all(mesh, ranks, me, request, arrays[0], header["splits"])]]
+        return [[_all_to_all(mesh, ranks, me, request, arrays[0], header["splits"], algorithm)]]
     if request.kind == "allgather":
         return [
             [
-                _all_gather(mesh, ranks, me, array, request.shapes[i], [r[i] for r in header["rows"]])
+                _all_gather(
+                    mesh, ranks, me, array, request.shapes[i], [r[i] for r in header["rows"]], algorithm
+                )
                 for i, array in enumerate(arrays)
             ]
         ]
@@ -71,11 +74,11 @@ def _all_reduce(
     return [[next(remaining_totals) for _ in arrays] for _, arrays in transfer_requests]
 
 
-def _broadcast(mesh: Any, ranks: Any, me: Any, array: np.ndarray, root: int) -> np.ndarray:
+def _broadcast(mesh: Any, ranks: Any, me: Any, array: np.ndarray, root: int, algorithm: str) -> np.ndarray:
     buffer = memory.allocate_aligned(array.size, array.dtype)  # aligned, so that TensorFlow needs no copy
     if ranks[me] == root:
         buffer[...] = array
-    rings.ring_broadcast(mesh, ranks, me, buffer.view(np.uint8), list(ranks).index(root))
+    trees.broadcast(mesh, ranks, me, buffer.view(np.uint8), list(ranks).index(root), algorithm)
     return buffer
 
 
@@ -83,15 +86,20 @@ def _row_size(shape: Sequence[int], dtype: np.dtype) -> int:
     return math.prod(shape[1:]) * dtype.itemsize
 
 
-def _all_gather(mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, rows: Sequence[int]) -> np.ndarray:
+def _all_gather(
+    mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, rows: Sequence[int], algorithm: str
+) -> np.ndarray:
     sizes = [count * _row_size(shape, array.dtype) for count in rows]
-    return rings.ring_allgather(mesh, ranks, me, array.view(np.uint8), sizes).view(array.dtype)
+    gathered = trees.allgather(mesh, ranks, me, array.view(np.uint8), sizes, algorithm)
+    return gathered.view(array.dtype)
 
 
-def _all_to_all(mesh: Any, ranks: Any, me: Any, request: Request, array: Any, splits: Any) -> np.ndarray:
+def _all_to_all(
+    mesh: Any, ranks: Any, me: Any, request: Request, array: Any, splits: Any, algorithm: str
+) -> np.ndarray:
     row = _row_size(request.shapes[0], to_numpy_dtype(request.dtypes[0]))
     sizes = [[count * row for count in counts] for counts in splits]
-    return rings.ring_alltoall(mesh, ranks, me, array.view(np.uint8), sizes).view(array.dtype)
+    return trees.alltoall(mesh, ranks, me, array.view(np.uint8), sizes, algorithm).view(array.dtype)
 
 
 def _reduce_scatter(mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, op: Any) -> np.ndarray:

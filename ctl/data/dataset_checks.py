@@ -25,8 +25,8 @@ def check_dataset(
         sharding.check_can_be_shared(dataset, name, topology)
     if dataset.cardinality() == 0:
         raise UsageError(
-            f"{name} is empty; expected at least one batch. Fewer examples than a batch with "
-            "drop_remainder=True make no batch."
+            f"{name} is empty; expected at least one batch. With drop_remainder=True, fewer "
+            "examples than one batch yield no batch."
         )
     if any(type(spec).__name__ == "NoneTensorSpec" for spec in tf.nest.flatten(dataset.element_spec)):
         raise UsageError(

@@ -272,7 +272,7 @@ class IndexedData:
 def check_examples_per_batch(function: str, batch_size: Any) -> None:
     """Raises UsageError unless the batch size is an integer >= 1. `function` got it."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, numbers.Integral) or batch_size < 1:
-        raise UsageError(f"{function} got batch_size={batch_size!r}; expected examples, at least 1.")
+        raise UsageError(f"{function} got batch_size={batch_size!r}; expected a number of examples >= 1.")
 
 
 def _with_count(function: Callable) -> Callable:

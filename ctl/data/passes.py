@@ -24,8 +24,8 @@ def num_passes(epochs: float | None) -> int:
         return 1
     if not float(epochs).is_integer():
         raise UsageError(
-            f"epochs is {epochs}, and the length of train_data is unknown, so the end of a part of an "
-            "epoch is unknown too. Write whole epochs, or return dataset.apply("
+            f"epochs is {epochs}, but the length of train_data is unknown, so a fraction of an epoch "
+            "cannot be converted to steps. Write whole epochs, or return dataset.apply("
             "tf.data.experimental.assert_cardinality(n)) with n batches."
         )
     return int(epochs)

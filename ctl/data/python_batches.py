@@ -67,7 +67,7 @@ class IteratedBatches(PythonBatches):
         iterator = make_iterator()
         first = list(itertools.islice(iterator, _LOOKED_AT))
         if not first:
-            raise UsageError(f"{name} yields nothing; expected batches.")
+            raise UsageError(f"{name} yields no batch; expected at least one.")
         self._name = name
         self._next: Iterator[Any] | None = itertools.chain(first, iterator)
         self.dataset = _dataset(self._batches, [_arrays(batch, name) for batch in first], None, name)
@@ -250,7 +250,7 @@ def generated_batches(generator: Any) -> Generated:
     """Returns the batches of a generator. A second iterator continues where the first one stopped."""
     first = list(itertools.islice(generator, _LOOKED_AT))
     if not first:
-        raise UsageError("x is a generator that yields nothing; expected batches.")
+        raise UsageError("x is a generator that yields no batch; expected at least one.")
     batches = itertools.chain(first, generator)
     standard_batches = [_standard(batch) for batch in first]
     dataset = _dataset(lambda: map(_standard, batches), standard_batches, None)
@@ -274,7 +274,7 @@ def read_first(generator: Any, count: int) -> tf.data.Dataset:
     """Returns a dataset of the first `count` batches of a generator, which it reads into memory."""
     batches = [_standard(batch) for batch in itertools.islice(generator, count)]
     if not batches:
-        raise UsageError("the validation data are a generator that yields nothing; expected batches.")
+        raise UsageError("the validation data are a generator that yields no batch; expected at least one.")
     return _dataset(lambda: iter(batches), batches, len(batches))
 
 
@@ -340,12 +340,12 @@ def _standard(batch: Any) -> Any:
             batch = batch[:-1]
         if not 1 <= len(batch) <= 3 or any(part is None for part in batch):
             raise UsageError(
-                f"x gave a batch of {len(batch)} parts, or with None in it; expected (inputs,), (inputs, "
-                "targets) or (inputs, targets, sample_weights)."
+                f"x yielded a tuple of {len(batch)} parts, or a tuple that contains None; expected "
+                "(inputs,), (inputs, targets) or (inputs, targets, sample_weights)."
             )
         if len(batch) == 1 and isinstance(batch[0], (tuple, list)):
             raise UsageError(
-                "x gave several inputs without targets in a tuple; expected a dictionary of named inputs."
+                "x yielded a tuple of inputs without targets; expected a dictionary of named inputs."
             )
     return _arrays(batch)
 

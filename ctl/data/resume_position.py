@@ -107,7 +107,8 @@ def checked_dataset(
         )
     if reasons and is_chief and resumable:
         _log.warning(
-            "train_data is resumed exactly only if it yields the same examples when it is made again: %s.",
+            "train_data is resumed exactly only if it yields the same examples when it is created again: "
+            "%s.",
             "; ".join(reasons),
         )
     if not traits.has_parallel_state or has_iterator:

@@ -88,8 +88,8 @@ def check_can_be_shared(dataset: tf.data.Dataset, name: str, topology: Topology)
     if traits.unordered_reason:
         raise UsageError(
             f"{name} may come in any order ({traits.unordered_reason}), so each of {topology.num_workers} "
-            "workers would have a different order, and their parts of a batch would overlap. Leave "
-            "deterministic=False or the service out, or give each worker its own data and write "
+            "workers would have a different order, and their parts of a batch would overlap. Remove "
+            "deterministic=False or the tf.data service, or give each worker its own data and write "
             'ctl.shard(dataset, "off").'
         )
     if traits.unseeded:
@@ -141,7 +141,7 @@ def _check_files(dataset: tf.data.Dataset, name: str, num_workers: int) -> None:
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as e:
         reasons = [line for line in str(e).splitlines() if "file" in line.lower()] or [str(e)]
         raise UsageError(
-            f"{name} is to be sharded by files over {num_workers} workers, and TensorFlow cannot: "
+            f"TensorFlow cannot shard {name} by files over {num_workers} workers: "
             f"{reasons[0][:200]} Write at least {num_workers} files, preferably a multiple of that, or use "
             'ctl.shard(dataset, "data").'
         ) from None

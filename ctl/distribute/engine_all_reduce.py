@@ -26,6 +26,7 @@ from ctl.collectives.calls import Call, Members
 from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.engine import Engine
 from ctl.collectives.errors import HorovodInternalError
+from ctl.collectives.failures import create_exception
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import read_settings
 from ctl.distribute import collective_debug
@@ -83,9 +84,8 @@ def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
             heartbeat_timeout=limits.heartbeat_secs or _SILENCE_SECS,
         )
         try:
-            engine = Engine(
-                build_ranks([address for address, _ in introductions], rank), settings, server=server
-            )
+            ranks = build_ranks([address for address, _ in introductions], rank)
+            engine = Engine(ranks, settings, server=server, create_error=create_exception)
             engine.agree_on_paths()
             error_message = ""
         except (HorovodInternalError, UsageError, OSError) as e:

@@ -15,7 +15,12 @@ from ctl.distribute.topology import Topology
 
 
 class HostAllReduce:
-    """Sums of float64 vectors over the workers of a strategy. A no-op with one worker."""
+    """Sums of float64 vectors over the workers of a strategy. A no-op with one worker.
+
+    Args:
+      strategy: Strategy of the job.
+      topology: Topology of the job. None: that of the strategy.
+    """
 
     def __init__(self, strategy: tf.distribute.Strategy, topology: Topology | None = None):
         topology = topology_of(strategy) if topology is None else topology

@@ -37,7 +37,7 @@ def port_error(cluster: Topology) -> UsageError:
     text = f"Port {address.rpartition(':')[2]} of this task's address {address} is in use"
     if cluster.port_variable == "TF_CONFIG":
         return UsageError(
-            f"{text}. Could not start gRPC server: end the other process, or write another port into "
+            f"{text}. Could not start gRPC server. End the other process, or write another port into "
             "TF_CONFIG of every worker."
         )
     name = cluster.port_variable

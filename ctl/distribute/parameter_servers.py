@@ -69,7 +69,7 @@ def connect_cluster(
         )
     if strategy.num_replicas_in_sync > 1:
         raise UsageError(
-            f"Each worker has {strategy.num_replicas_in_sync} GPUs; with parameter servers expected one. "
+            f"Each worker has {strategy.num_replicas_in_sync} GPUs; expected one with parameter servers. "
             "Start a worker per GPU, each with its own CUDA_VISIBLE_DEVICES."
         )
     coordinator(strategy)
@@ -92,8 +92,8 @@ def check_tasks(cluster: Topology, devices: Sequence[str] = ()) -> None:
         )
     if cluster.task_type not in _TYPES:
         raise UsageError(
-            f"TF_CONFIG makes this process a {cluster.task_type!r}; under strategy {WORD!r} expected "
-            "'chief', 'worker' or 'ps'."
+            f"TF_CONFIG makes this process a {cluster.task_type!r}; expected 'chief', 'worker' or 'ps' "
+            f"with strategy {WORD!r}."
         )
 
 

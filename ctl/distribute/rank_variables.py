@@ -23,16 +23,16 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
     topology = detection.read_topology(environ)
     if topology.task_type not in TRAINING_TYPES:
         raise UsageError(
-            f"TF_CONFIG's task is {topology.task_type} {topology.task_index}; ctl.hvd has equal ranks "
-            "only, expected a chief or a worker."
+            f"TF_CONFIG's task is {topology.task_type} {topology.task_index}; expected a chief or a "
+            "worker, because all ranks of ctl.hvd train."
         )
     ranks = build_ranks(topology.workers, topology.worker_index) if topology.num_workers > 1 else Ranks()
     for name, expected in (("RANK", ranks.rank), ("SIZE", ranks.size)):
         came = variables.number(environ, f"HOROVOD_{name}")
         if came is not None and came != expected:
             raise UsageError(
-                f"HOROVOD_{name} is {came}, but TF_CONFIG defines {expected}; ctl.hvd finds its peers by "
-                "TF_CONFIG. Start the script with `ctlrun -np N` or `ctl launch --workers=N`."
+                f"HOROVOD_{name} is {came}, but TF_CONFIG defines {expected}; ctl.hvd uses TF_CONFIG "
+                "to connect. Start the script with `ctlrun -np N` or `ctl launch --workers=N`."
             )
     counts: dict[str, Any] = {n.lower(): variables.number(environ, f"HOROVOD_{n}") for n in _COUNTS}
     return replace(ranks, **{name: count for name, count in counts.items() if count is not None})

@@ -144,8 +144,8 @@ def tpu(name: str = "", resolver: Any = None) -> tf.distribute.Strategy:
     if resolver is None and not tpu_name and not glob.glob("/dev/accel*"):
         raise UsageError(
             "strategy 'tpu' found no TPU: none is attached to this machine, and neither tpu=... "
-            "(--tpu) nor the environment variable TPU_NAME names one. Write its name, 'local', or "
-            "another strategy."
+            "(--tpu) nor the environment variable TPU_NAME names one. Give its name or 'local' as tpu, or "
+            "choose another strategy."
         )
     try:
         resolver = resolver or tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu_name or "local")

@@ -251,7 +251,7 @@ class TensorFlowKerasState(_VariableState):
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any):
         if not getattr(model, "built", True):
-            raise UsageError("the model is not built; call model.build(input_shape) before.")
+            raise UsageError("the model is not built; call model.build(input_shape) first.")
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         super().__init__(**kwargs)

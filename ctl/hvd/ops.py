@@ -1,6 +1,6 @@
 """Collectives on tensors with Horovod's API.
 
-All functions run eagerly, or as nodes of a `tf.function` or a graph, and have gradients. `name` pairs the
+The collectives run eagerly, or as nodes of a `tf.function` or a graph, and have gradients. `name` pairs the
 calls of different ranks (default: type and order). `process_set` are the participating ranks. Device
 arguments are ignored. Every rank raises tf.errors.FailedPreconditionError for inconsistent calls,
 InvalidArgumentError for invalid splits, HorovodInternalError for a lost rank, or ValueError.
@@ -66,25 +66,25 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Returns a tensor of the same shape, reduced elementwise over ranks with `op`, by default Average.
+    """Returns a tensor of the same shape, reduced elementwise over ranks. Integers are rounded towards 0.
 
-    The tensor is multiplied by `prescale_factor` before and by `postscale_factor` after the reduction.
-    Integers are rounded towards zero. `tf.IndexedSlices` are gathered; they support Sum and Average only.
+    Args:
+      tensor: Tensor, or `tf.IndexedSlices`, which are gathered and support Sum and Average only.
+      average: Deprecated. False is `op=Sum`.
+      device_dense: Ignored.
+      device_sparse: Ignored.
+      compression: Compression of dense tensors that are sent through a network.
+      op: Average (default), Sum, Min, Max or Product.
+      prescale_factor: Factor of the tensor before the reduction.
+      postscale_factor: Factor of the result.
+      name: Name that pairs the calls of different ranks. Default: type and order of the calls.
+      process_set: Participating ranks.
+      ignore_name_scope: True to omit the name scope of a graph from the name.
     """
     results = grouped_allreduce(
-        [tensor],
-        average,
-        device_dense,
-        device_sparse,
-        compression,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        ignore_name_scope,
-        name,
-        _name_prefix="HorovodAllreduce",
-    )
+        [tensor], average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor,
+        process_set, ignore_name_scope, name, _name_prefix="HorovodAllreduce",
+    )  # fmt: skip
     return results[0]
 
 
@@ -103,7 +103,7 @@ def grouped_allreduce(
     name: str | None = None,
     _name_prefix: str = "HorovodGroupedAllreduce",
 ) -> list[Any]:
-    """Returns the `allreduce` of several tensors of any types and shapes, in one exchange."""
+    """Returns `allreduce` of each of several tensors, of any types and shapes, in one exchange."""
     op = handle_average_backwards_compatibility(op, average)
     if not len(tensors):
         return list(tensors)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from ctl.collectives import graph_errors, settings
+from ctl.collectives import failures, graph_errors, settings
 from ctl.collectives.engine import Engine
 from ctl.collectives.errors import PortInUseError
 from ctl.collectives.ranks import Ranks
@@ -120,7 +120,9 @@ def _create_engine(comm: Any, runtime_settings: Settings) -> Engine:
 
     def connect(ranks: Ranks) -> Engine:
         _check_comm(comm, ranks.size)
-        return Engine(ranks, runtime_settings, elastic_line.read_loss)
+        return Engine(
+            ranks, runtime_settings, elastic_line.read_loss, create_error=failures.create_exception
+        )
 
     if not elastic_line.is_elastic():
         try:

@@ -199,7 +199,7 @@ def has_peers_in(process_set: ProcessSet) -> bool:
     if process_set.process_set_id is None:
         raise UsageError(
             f"{process_set} is not registered; pass it to hvd.init(process_sets=[...]) or to "
-            "hvd.add_process_set() before."
+            "hvd.add_process_set() first."
         )
     return bool(process_set.included()) and (process_set.size() or 0) > 1
 

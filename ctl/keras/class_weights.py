@@ -20,7 +20,9 @@ def class_weights(weights: Mapping[int, float]) -> Callable[[Any], tf.Tensor]:
     with contextlib.suppress(TypeError, ValueError):
         by_label = {int(k): float(w) for k, w in weights.items() if float(k) == int(k) and int(k) >= 0}
     if not by_label or len(by_label) < len(weights):
-        raise UsageError(f"class_weight is {dict(weights)!r}; expected label -> weight with labels from 0.")
+        raise UsageError(
+            f"class_weight is {dict(weights)!r}; expected a dictionary from labels (0, 1, ...) to weights."
+        )
     table = [by_label.get(label, 1.0) for label in range(max(by_label) + 1)]
 
     def weight_of(labels: Any) -> Any:

@@ -140,8 +140,8 @@ def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
     if sources.is_dataset(x) or is_grain_map_dataset(x):
         if y is not None or weight is not None or split:
             raise UsageError(
-                f"x is a {_called(x)}, which has targets and weights itself; y, sample_weight and "
-                "validation_split go with arrays."
+                f"x is a {_called(x)}, which contains the targets and weights; y, sample_weight and "
+                "validation_split are for arrays only."
             )
         return (generated_batches(x) if is_generator(x) else _readable(x, "x")), None
     if x is None or not all(map(is_array_like, tf.nest.flatten(x))):

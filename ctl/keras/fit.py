@@ -171,7 +171,7 @@ def _trained(
         if trainer.topology.is_chief:
             names = ", ".join(type(c).__name__ for c in callbacks if is_of_batches(c))
             _log.warning(
-                "%s: called at each batch, so each step is a separate graph call, which is slower.", names
+                "%s has methods for batches: each step is a separate graph call, which is slower.", names
             )
     if plan.end == plan.first:
         caller.end(0, {}, {}, stopped=False)
@@ -200,7 +200,7 @@ def _warn_of_missing_batches(trainer: KerasTrainer, plan: Epochs) -> None:
     if trainer.step < plan.steps * epochs and trainer.topology.is_chief:
         _log.warning(
             "x ended after %d batches; expected %d, steps_per_epoch=%d times %d epochs. The training ends "
-            "in epoch %d. Give a generator of more batches, or smaller numbers.",
+            "in epoch %d. Give a generator of more batches, or reduce steps_per_epoch or epochs.",
             trainer.step,
             plan.steps * epochs,
             plan.steps,
@@ -323,8 +323,18 @@ def predict(
 ) -> Any:
     """Returns the outputs of a Keras 3 model for all of x, as arrays `[n, ...]` in the model's structure.
 
-    The arguments are those of `Model.predict`; `verbose` has no effect. Each process predicts all of x on
-    its own replicas, so a single worker may call it. Raises UsageError before the prediction starts.
+    Each process predicts all of x on its own replicas, so a single worker may call it.
+
+    Args:
+      model: Keras 3 model.
+      x: Inputs: arrays, or a dataset, a PyDataset or a generator of batches.
+      batch_size: Examples per batch of arrays. None: 32, or n / steps if that is given.
+      verbose: No effect.
+      steps: Number of batches. None: all.
+      callbacks: Keras callbacks. With methods for prediction batches, each batch is a separate graph call.
+
+    Raises:
+      UsageError: If an argument is invalid, before the prediction starts.
     """
     check_verbose(verbose)
     source = single_pass(x, None, None, batch_size, limits.limit_steps(steps))

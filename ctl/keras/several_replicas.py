@@ -44,8 +44,8 @@ def check_for_strategy(model: Any, strategy: Any, jit_compile: bool) -> None:
         )
     if jit_compile:
         raise UsageError(
-            f"the model is to be compiled with jit_compile, and its means are taken over {replicas} "
-            "replicas, which XLA cannot do. Compile it without, or train on one device."
+            f"the model has jit_compile=True, but XLA cannot compute means over {replicas} replicas inside "
+            "a compiled step. Compile the model with jit_compile=False, or train on one device."
         )
 
 
@@ -167,8 +167,8 @@ def check_metric(metric: Any, arguments: Sequence[Any], replicas: int) -> None:
         )
     if has_equal_parts is False:
         _log.warning(
-            "The metric %r counts batches, not examples. With a last batch that %d replicas do not share "
-            "equally it differs from that of one device.",
+            "The metric %r counts batches, not examples. If %d replicas cannot split the last batch "
+            "evenly, its value differs from that of one device.",
             metric.name,
             replicas,
         )

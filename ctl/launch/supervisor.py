@@ -97,7 +97,7 @@ class _Supervisor:
         self._signals = signals
         self._heartbeats = HeartbeatMonitor(heartbeat_dir(log_dir), settings.timeouts)
         self._policy = settings.policy
-        self._private = {"CTL_HVD_SECRET": secrets.token_hex(32)}  # authenticates its connections
+        self._private = {"CTL_HVD_SECRET": secrets.token_hex(32)}  # authenticates connections of the job
         self._reason = ""  # of the newest restart
         self._num_processes = 0  # of the previous attempt
 

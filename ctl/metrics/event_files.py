@@ -150,7 +150,10 @@ class EventFolder:
             time.sleep(1 - time.time() % 1)  # the name contains the Unix time (seconds)
             file = self._new_file()
         if file.path.name <= newest_name:
-            message = "TensorBoard logs in %s: the clock is behind the newest file, which is read last."
+            message = (
+                "TensorBoard logs in %s: the clock of this machine is behind the time in the name of the "
+                "newest file. TensorBoard may show the new values before the earlier ones."
+            )
             _log.warning(message, self._folder)
         self._file, self._newest_name = file, max(newest_name, file.path.name)
         self._written_bytes = _size(file.path)

@@ -61,7 +61,7 @@ class WriterGroup:
                 except Exception as e:
                     self._writers.remove(writer)
                     _log.warning(
-                        "%s failed and gets no further calls: %s: %s",
+                        "%s failed and is not called again: %s: %s",
                         writer.class_name,
                         type(e).__name__,
                         e,

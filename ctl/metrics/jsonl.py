@@ -129,7 +129,7 @@ class JsonlWriter(MetricWriter):
             self._last_valid_step = None
         if self._file is not None and self._pending and not self._is_in_place(self._file):
             self._close()
-            _log.warning("%s and its lines have been removed; a new file is started.", self._path)
+            _log.warning("%s was deleted: its lines are lost. A new file is started.", self._path)
         while self._pending:
             file = self._file or self._open()
             _append(file, self._pending[0])

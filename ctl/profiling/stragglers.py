@@ -70,7 +70,7 @@ class Stragglers(LoopObserver):
         waits_for_input = (input_secs[slow] - np.median(np.delete(input_secs, slow))) > delay / 2
         is_stable = len(self._slowest) == self._needed and len({*self._slowest}) == 1
         if is_stable and self._slowest[0] != self._reported:
-            cause = "its input" if waits_for_input else "its step"
+            cause = "input" if waits_for_input else "step"
             self._report(self._slowest[0], share, delay / self._steps, cause)
         self._begin()
 
@@ -88,7 +88,7 @@ class Stragglers(LoopObserver):
             return
         _log.warning(
             "Worker %d (%s) is slower than the others, which wait for it: this costs %.0f %% of each step "
-            "(%.1f ms). It is %s that takes longer.",
+            "(%.1f ms). The cause is its %s.",
             slow,
             self._addresses[slow],
             100 * share,

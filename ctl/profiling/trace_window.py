@@ -35,8 +35,8 @@ def check_trace(steps: str, log_dir: str, world: World) -> None:
         return
     if not log_dir:
         raise UsageError(
-            f"profile is {steps!r} and there is no model_dir, where the trace goes. Give --model_dir as "
-            "well, or leave --profile out."
+            f"profile is {steps!r}, but there is no model_dir for the trace. Give --model_dir as well, or "
+            "leave --profile out."
         )
     if world.is_asynchronous:
         raise UsageError(

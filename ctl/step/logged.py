@@ -75,8 +75,8 @@ def split(
             raise UsageError(f"the step returned {name!r} and logged it; choose another name for one.")
         if record.value.graph is not graph:
             raise UsageError(
-                f"log({name!r}) was called within a condition, a loop or a tf.function of the step, whose "
-                "tensors end there. Call it afterwards, with what that returns."
+                f"log({name!r}) was called within a condition, a loop or a tf.function of the step, but "
+                "its tensors exist only there. Return the value from it, and call log() afterwards."
             )
     means = {name: r.value for name, r in logged_values.items() if r.share is None}
     sums = {name: (r.value, r.share) for name, r in logged_values.items() if r.share is not None}

@@ -95,7 +95,7 @@ def check_optimizer(optimizer: Any, name: str = "optimizer", num_replicas: int =
         )
     if isinstance(optimizer, str):
         raise UsageError(
-            f"self.{name} is the word {optimizer!r}; expected an optimizer, e.g. "
+            f"self.{name} is the string {optimizer!r}; expected an optimizer, e.g. "
             f"keras.optimizers.get({optimizer!r})."
         )
     if not (hasattr(optimizer, "apply_gradients") or hasattr(optimizer, "apply")):
@@ -119,6 +119,14 @@ def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str = 
 
     For models that increase their batch with the replicas. Linear scaling: Goyal et al. 2017,
     arXiv:1706.02677; square root: Krizhevsky 2014, arXiv:1404.5997.
+
+    Args:
+      learning_rate: Learning rate of one replica.
+      num_replicas: Number of replicas of all workers.
+      scaling: "none", "linear" or "sqrt".
+
+    Raises:
+      UsageError: If `scaling` is another string.
     """
     factors = {"none": 1.0, "linear": float(num_replicas), "sqrt": float(num_replicas) ** 0.5}
     if scaling not in factors:

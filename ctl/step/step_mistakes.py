@@ -15,15 +15,15 @@ _NO_VALUES = (
     "report one; or read it in a hook such as after_loop."
 )
 _VARIABLES = (
-    "The step makes variables: a tf.Variable, a layer, an optimizer or a metric. Make them in build(), as "
-    "attributes of self, and use them in the step. On several replicas a function of keras.random also "
+    "The step creates variables: a tf.Variable, a layer, an optimizer or a metric. Create them in build(), "
+    "as attributes of self, and use them in the step. On several replicas a function of keras.random also "
     "needs its seed from there: seed=keras.random.SeedGenerator(0)."
 )
 _NEW_TO_OPTIMIZER = (
     "The optimizer was built without a variable that is trained now. If a layer was frozen, build the "
     "optimizer for all variables in build(), before you freeze any: "
-    "self.optimizer.build(self.model.trainable_variables). If the step makes the variable, give the model "
-    "its input shape in build(): begin with keras.Input(shape), or call self.model.build(shape)."
+    "self.optimizer.build(self.model.trainable_variables). If the step creates the variable, give the "
+    "model its input shape in build(): begin with keras.Input(shape), or call self.model.build(shape)."
 )
 _SPARSE_LABELS = (
     "The labels do not fit a sparse loss, which takes one integer per example, shape [b]. The batch is "

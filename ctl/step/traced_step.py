@@ -63,7 +63,7 @@ class TracedStep:
     def log(self, name: str, value: Any, reduce: str, num_replicas: int) -> None:
         """Records a value until the step returns; see `StepRecord.log`."""
         if self.graph is None:
-            raise UsageError(f"log({name!r}) within a tf.function that is no step; call it outside.")
+            raise UsageError(f"log({name!r}) within a tf.function that is not a step; call it outside.")
         self.check_graph(
             f"log({name!r})", "Log the value in every step, e.g. tf.where(condition, value, 0.0)."
         )

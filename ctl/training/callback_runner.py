@@ -259,7 +259,7 @@ class CallbackRunner:
         new = max(old * factor, lowest)
         if new < old:
             optimizer.learning_rate = new
-            self._warn("Step %d: the learning rate goes from %.3g to %.3g.", step, old, new)
+            self._warn("Step %d: the learning rate changes from %.3g to %.3g.", step, old, new)
 
     def _adjustable_optimizer(self, setting: str) -> Any:
         """Returns the optimizer. Raises UsageError if its learning rate cannot be changed."""
@@ -273,7 +273,7 @@ class CallbackRunner:
 
     def _export(self, decision: Decision) -> None:
         if decision.directory is None and not self._model_dir:
-            raise UsageError("Decision(export=...) needs a place: directory=..., or a model_dir.")
+            raise UsageError("Decision(export=...) needs a directory: directory=..., or a model_dir.")
         targets = self._task.export_targets(decision.export)
         directory = decision.directory or f"{self._model_dir}/best"
         signatures = self._task.signatures()

@@ -210,12 +210,12 @@ def _check_operations(graph: tf.Graph, is_on_cpu: bool) -> None:
     }
     if drawn := sorted(everywhere & RANDOM_OPS):
         raise UsageError(
-            f"jit_compile='loop' with {', '.join(drawn)}, which no seed repeats within XLA. Write "
-            "tf.random.stateless_uniform(shape, seed) and its like, or layers of Keras 3; or write "
+            f"jit_compile='loop' with {', '.join(drawn)}, whose numbers XLA does not repeat for a "
+            "seed. Write tf.random.stateless_uniform(shape, seed) or layers of Keras 3; or write "
             "--jit_compile=step."
         )
     if "Assert" in everywhere:
-        _log.warning("jit_compile='loop': XLA leaves out tf.debugging.assert_* and its like.")
+        _log.warning("jit_compile='loop': XLA removes assertions (tf.debugging.assert_*).")
     if is_on_cpu and any(op.startswith(("Conv2D", "Conv3D")) for op in everywhere):
         _log.warning(
             "jit_compile='loop' with convolutions on a CPU, where XLA's take several times as long as "

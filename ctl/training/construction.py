@@ -119,6 +119,6 @@ class _CreatedByInit:
         if instance is None:
             return self
         raise UsageError(
-            f"{owner.__name__}.__init__ has not called super().__init__(**options), which makes "
+            f"{owner.__name__}.__init__ has not called super().__init__(**options), which sets "
             f"{self._name.lstrip('_')!r} and other attributes. Call it first."
         )

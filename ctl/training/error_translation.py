@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 from ctl.checkpoints.protocol import CheckpointManager
-from ctl.collectives.failures import FAILURE_MARK
+from ctl.collectives.errors import FAILURE_MARK
 from ctl.data import input_errors
 from ctl.data.row_checks import TOO_MANY_ROWS, UNEQUAL_ROWS
 from ctl.distribute.communication import PEER_ERRORS
@@ -126,8 +126,8 @@ def _translate_peer_error(error: BaseException, text: str, step: int) -> BaseExc
     lower_text = text.lower()
     if isinstance(error, _NCCL_ERRORS) and "nccl" in lower_text and "invalid" not in lower_text:
         return PeerLostError(
-            f"Step {step}: NCCL failed ({_first_line(text, ('NCCL', 'nccl'))}). Most often another task "
-            "is gone or a network failed; NCCL_DEBUG=INFO and the other logs tell more."
+            f"Step {step}: NCCL failed ({_first_line(text, ('NCCL', 'nccl'))}). Usually another task has "
+            "ended or the network has failed. Read the logs of all workers, or set NCCL_DEBUG=INFO."
         )
     return error
 

@@ -54,8 +54,8 @@ def watched_checkpoints(
     validation.check_methods(task, "evaluate")
     if not model_dir:
         raise UsageError(
-            "an evaluator task of TF_CONFIG evaluates the checkpoints of a training, and no model_dir "
-            "says where they are. Give the trainer the model_dir of the workers (--model_dir)."
+            "an evaluator task of TF_CONFIG evaluates the checkpoints of a training, but has no "
+            "model_dir. Give the trainer the model_dir of the workers (--model_dir)."
         )
     directory = None if manager is None else manager.directory
     return WatchedCheckpoints(directory or f"{model_dir}/checkpoints")

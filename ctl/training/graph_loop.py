@@ -5,6 +5,7 @@ device. The caller fetches the sums and reduces them over workers.
 """
 
 import contextlib
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -111,13 +112,13 @@ class StepLoop:
             self.trace(batches)
         function, self.has_run = self._bound[1], True
         if batches.has_unknown_end:
-            packed, ran = function(batches.iterator, self._length(steps), packed)
+            packed, ran = function(self._length(steps), packed)
             return packed, int(ran)
         if self._single:
             for _ in range(steps):
-                packed = function(batches.iterator, packed)
+                packed = function(packed)
         else:
-            packed = function(batches.iterator, self._length(steps), packed)
+            packed = function(self._length(steps), packed)
         return packed, steps
 
     @property
@@ -138,10 +139,19 @@ class StepLoop:
                 self._step.function(batches.share_of, batches.has_even_shares),
                 False,
             )
-            function = tf.function(self._run_one if single else run_many, autograph=False)
+            run = self._run_one if single else run_many
+            # Passed as tensors, as TensorFlow takes several microseconds to check an iterator at each call.
+            iterator, handles = key[0], tf.nest.flatten(key[0], expand_composites=True)
+
+            def run_with_handles(*arguments: Any) -> Any:
+                own, others = arguments[: len(handles)], arguments[len(handles) :]
+                return run(tf.nest.pack_sequence_as(iterator, own, expand_composites=True), *others)
+
+            function = tf.function(run_with_handles, autograph=False)
             with errors_of_a_trace(batches.iterator.element_spec):
-                self._functions[key] = function.get_concrete_function(key[0], *[steps][single:], packed)
-        self._bound = batches, self._functions[key]
+                self._functions[key] = function.get_concrete_function(*handles, *[steps][single:], packed)
+        handles = tf.nest.flatten(batches.iterator, expand_composites=True)
+        self._bound = batches, functools.partial(self._functions[key], *handles)
 
     def _key(self, batches: Batches) -> tuple:
         """Returns the values on which a trace depends."""

@@ -59,9 +59,8 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
         parts = limits.limit_worker_batches(parts, num_batches, world.topology.num_local_replicas)
     if checkpointing.position is not None and (world.is_asynchronous or parts is not None):
         raise UsageError(
-            "data_position is 'iterator', which saves one iterator of global batches; "
-            f"{'parameter servers' if world.is_asynchronous else 'train_data_fn'} have none. Leave "
-            "it out."
+            "data_position is 'iterator', which saves one iterator of global batches, but there is none "
+            f"with {'parameter servers' if world.is_asynchronous else 'train_data_fn'}. Leave it out."
         )
     is_compiled = settings.jit_compile == "loop"
     if is_compiled and parts is not None:

@@ -18,7 +18,7 @@ def save_now(prepared: PreparedTrainer, options: RunOptions) -> str | None:
     checkpointing, activity = prepared.checkpointing, prepared.activity
     if not checkpointing.can_save:
         raise UsageError(
-            "save() has no place for checkpoints. Give the trainer a model_dir, or checkpoints=..."
+            "save() has no directory for checkpoints. Give the trainer a model_dir, or checkpoints=..."
         )
     if prepared.world.topology.evaluates:
         raise UsageError("save() was called in an evaluator task, which only reads checkpoints.")

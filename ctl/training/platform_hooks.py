@@ -60,8 +60,8 @@ def _check_model_directory(model_dir: str, model: str, *, is_chief: bool) -> Non
     """Raises an error before training if the model cannot be copied after it."""
     if not model_dir:
         raise UsageError(
-            f"AIP_MODEL_DIR names {model} for the model, and there is no model_dir to export it from. Give "
-            "--model_dir, or set AIP_CHECKPOINT_DIR."
+            f"AIP_MODEL_DIR is {model}, but there is no model_dir from which the model could be copied. "
+            "Give --model_dir, or set AIP_CHECKPOINT_DIR."
         )
     if paths.is_url(model) or not is_chief:
         return
@@ -72,8 +72,8 @@ def _check_model_directory(model_dir: str, model: str, *, is_chief: bool) -> Non
     except OSError as e:
         error_class = StorageError if disk_errors.is_transient(e) else UsageError
         raise error_class(
-            f"AIP_MODEL_DIR names {model} for the model, and nothing can be written there ({e.strerror}). "
-            "Name another directory, or unset it."
+            f"AIP_MODEL_DIR is {model}, where the model cannot be written ({e.strerror}). Set it to "
+            "another directory, or unset it."
         ) from None
 
 
@@ -92,8 +92,8 @@ def hand_over(model_dir: str, directories: Directories, formats: Sequence[str], 
         paths.copy_tree(source, paths.path(directories.model), last=export.SAVED_MODEL_MARK)
     except OSError as e:
         raise CtlError(
-            f"The model is in {source}, and could not be copied to {directories.model}, which "
-            f"AIP_MODEL_DIR names: {e}. Copy it, or write another directory into AIP_MODEL_DIR."
+            f"The model is in {source}, but could not be copied to AIP_MODEL_DIR={directories.model}: "
+            f"{e}. Copy it yourself, or set AIP_MODEL_DIR to another directory."
         ) from e
 
 

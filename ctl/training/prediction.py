@@ -27,7 +27,9 @@ def run_prediction(prepared: PreparedTrainer, model: Any, data: Any) -> Any:
         if source.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise UsageError("predict's data is endless; expected one pass over it. Write data.take(n).")
     else:
-        raise UsageError("predict() got example numbers; expected arrays, or a tf.data.Dataset of batches.")
+        raise UsageError(
+            "predict() got ctl.example_numbers(...); expected arrays, or a tf.data.Dataset of batches."
+        )
     call = prepared.programs.predict_function(
         model, lambda: tf.function(_call_of(model), reduce_retracing=True)
     )

@@ -82,10 +82,10 @@ def check_configuration(
     lines = [f"  {k}: {before[k]} before, {current[k]} now" for k in order]
     if lines and not config.allow_config_change:
         raise UsageError(
-            f"The checkpoint of step {resumed.step} was made with other settings: from here on, examples "
-            "would come in another order than in an unbroken run.\n"
+            f"The checkpoint of step {resumed.step} was saved with other settings; with these, the order "
+            "of examples would differ from that of an uninterrupted run.\n"
             + "\n".join(lines)
-            + "\nGive the settings of before, another --model_dir, or --allow_config_change."
+            + "\nGive the earlier settings, another --model_dir, or --allow_config_change."
         )
     old = resumed.config
     changed_settings = [

@@ -149,7 +149,7 @@ def check_gather(context: StepContext, num_replicas: int) -> None:
     if context.num_parts > 1:
         raise UsageError(
             f"gather() with accumulate_steps={context.num_parts}: the parts of a batch run one after the "
-            "other, so none sees the rows of the others. Leave accumulate_steps out."
+            "other, so a step has no rows of the other parts. Leave accumulate_steps out."
         )
     if context.is_compiled and num_replicas > 1:
         raise UsageError(
@@ -185,12 +185,12 @@ def check_callbacks(task: Task, config: Config, callbacks: Sequence[Callback], *
             )
         if isinstance(callback, ReduceOnPlateau) and not has_variable_learning_rate(task.optimizer):
             raise UsageError(
-                f"{name} lowers the learning rate, which self.optimizer has as a schedule or not at all. "
+                f"{name} lowers the learning rate, but self.optimizer has a schedule, or no learning rate. "
                 "Give the optimizer a number."
             )
         if isinstance(callback, SaveBest):
             if callback.directory is None and not config.model_dir:
-                raise UsageError(f"{name} needs a place: SaveBest(directory=...), or a model_dir.")
+                raise UsageError(f"{name} needs a directory: SaveBest(directory=...), or a model_dir.")
             task.export_targets(callback.formats)
 
 
@@ -236,8 +236,8 @@ def check_trainable(task: Task, world: World, jit_compile: str) -> None:
         )
     if not owned and not is_empty:
         raise UsageError(
-            f"{task.class_name}.build() made no variables; expected it to set self.model, and "
-            "self.optimizer unless the step updates by itself."
+            f"{task.class_name}.build() created no variables; expected it to set self.model, and "
+            "self.optimizer unless the step assigns the weights itself."
         )
     for name, owner in owned.items():
         _check_scope(world, name, owner)
@@ -307,7 +307,7 @@ def _check_central_storage(world: World, owned: Mapping[str, Any]) -> None:
             if has_none and not getattr(variable, "trainable", True):
                 raise UsageError(
                     f"self.{name} has the variable {variable.name!r} that replicas update, and "
-                    "'central_storage' does not know how to combine them. Make the model in build(), or "
+                    "'central_storage' cannot combine their values. Make the model in build(), or "
                     "give ctl.KerasTrainer a function that makes it; or use strategy 'mirrored'."
                 )
 
@@ -368,7 +368,7 @@ def check_export(task: Task, model_dir: str, formats: Sequence[str]) -> None:
     """Raises UsageError for formats that cannot be written into `model_dir`."""
     if formats and not model_dir:
         raise UsageError(
-            "export needs a place: give directory=..., or the trainer a model_dir (--model_dir)."
+            "export needs a directory: give directory=..., or the trainer a model_dir (--model_dir)."
         )
     task.export_targets(formats)
     if "saved_model" in formats:

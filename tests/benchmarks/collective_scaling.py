@@ -1,6 +1,6 @@
-"""CPU time of an all-reduce by number of ranks: every algorithm, in processes of this machine.
+"""CPU time of a collective by number of ranks: every algorithm, in processes of this machine.
 
-    python tests/benchmarks/collective_scaling.py --ranks=2,4,8,16 --bytes=4,65536,1048576
+    python tests/benchmarks/collective_scaling.py --kind=allreduce --ranks=2,4,8,16 --bytes=4,65536,1048576
 
 Prints the CPU time per call (ms), medians of the rounds: the mean of the ranks except rank 0, and rank 0,
 which also coordinates. CPU time depends little on the number of cores that the ranks share.
@@ -19,8 +19,10 @@ from ctl.collectives.engine import Engine
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import Settings
 
+KINDS = ["allreduce", "broadcast", "allgather", "alltoall"]
+_KIND = flags.DEFINE_enum("kind", "allreduce", KINDS, "The collective.")
 _RANKS = flags.DEFINE_list("ranks", ["2", "4", "8", "16"], "Numbers of ranks.")
-_BYTES = flags.DEFINE_list("bytes", ["4", "65536", "1048576"], "Sizes of the arrays (bytes).")
+_BYTES = flags.DEFINE_list("bytes", ["4", "65536", "1048576"], "Sizes of the array of each rank (bytes).")
 _ALGORITHMS = flags.DEFINE_list("algorithms", ["ring", "auto"], "Algorithms; ratios are to the first one.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds, in which the algorithms take turns.")
 _CALLS = flags.DEFINE_integer("calls", 100, "Calls per round.")
@@ -31,16 +33,21 @@ def measure(rank: int, servers: dict[str, list[socket.socket]], size: int) -> di
     engines = {}
     for algorithm, sockets in servers.items():
         addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
-        settings = Settings(allreduce=algorithm)
+        settings = Settings(algorithm=algorithm)
         engines[algorithm] = Engine(build_ranks(addresses, rank), settings, server=sockets[rank])
-    array = np.ones(size // 4, np.float32)
+    array, count = np.ones(size // 4, np.float32), len(addresses)
+    splits = [array.size // count] * (count - 1)
+    fields = {
+        "allreduce": {"op": SUM}, "broadcast": {"root": 0}, "allgather": {},
+        "alltoall": {"splits": (*splits, array.size - sum(splits))},
+    }[_KIND.value]  # fmt: skip
     results = {algorithm: [] for algorithm in engines}
     for round_number in range(-1, _ROUNDS.value):
         for algorithm, engine in engines.items():
             engine.sum("start", np.zeros(1))
             start_secs = time.process_time()
             for _ in range(_CALLS.value):
-                engine.wait(engine.submit("allreduce", "sum", [array], op=SUM))
+                engine.wait(engine.submit(_KIND.value, "large", [array], **fields))
             if round_number >= 0:  # the first round opens files and fills caches
                 results[algorithm].append((time.process_time() - start_secs) * 1e3 / _CALLS.value)
     for engine in engines.values():

@@ -258,7 +258,7 @@ class Scheduled(Watched):
     [
         (lambda: run(lambda: ["loss"]), "expected an object with on_metrics"),
         (lambda: run(lambda: [ctl.EarlyStopping("acc")]), "the eval metrics are loss"),
-        (lambda: run(lambda: [ctl.SaveBest("loss")]), "needs a place"),
+        (lambda: run(lambda: [ctl.SaveBest("loss")]), "needs a directory"),
         (lambda: Scheduled(scheduled, intervals=EVERY_2, writers=[]).train(2), "as a schedule"),
         (lambda: ctl.EarlyStopping("loss", patiance=3), "patiance"),
         (lambda: ctl.EarlyStopping("loss", patience=-1), "patience is -1"),
@@ -386,11 +386,11 @@ def test_a_decision_accepts_numpy_values_and_paths_and_holds_plain_values(tmp_pa
     ("decision", "trainer_class", "message"),
     [
         (5, Watched, "on_metrics returned 5; expected a ctl.Decision"),
-        (ctl.Decision(export=["keras"]), Watched, "needs a place"),
+        (ctl.Decision(export=["keras"]), Watched, "needs a directory"),
         (ctl.Decision(export=["onnx"], directory="/nowhere"), Watched, "onnx"),
         (ctl.Decision(learning_rate_factor=0.5), Scheduled, "has a schedule"),
     ],
-    ids=["no decision", "no place", "no format", "a schedule"],
+    ids=["no decision", "no directory", "no format", "a schedule"],
 )
 def test_a_decision_that_cannot_be_carried_out_is_a_sentence(decision, trainer_class, message):
     trainer = trainer_class(

@@ -253,7 +253,7 @@ def test_the_chief_is_rank_0_and_one_process_needs_nothing():
     [
         ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4"}, "ctlrun -np"),
         ({"HOROVOD_LOCAL_RANK": "x"}, "whole number"),
-        ({"TF_CONFIG": config(["a:1", "b:1"], 0, "ps")["TF_CONFIG"]}, "equal ranks"),
+        ({"TF_CONFIG": config(["a:1", "b:1"], 0, "ps")["TF_CONFIG"]}, "all ranks of ctl.hvd train"),
     ],
 )
 def test_invalid_variables_of_ranks_are_refused(extra, match):

@@ -295,7 +295,7 @@ def test_a_pass_over_the_same_generator_is_refused():
 
 
 def test_an_empty_generator_is_one_clear_error():
-    with pytest.raises(ctl.UsageError, match="train_data yields nothing; expected batches"):
+    with pytest.raises(ctl.UsageError, match="train_data yields no batch; expected at least one"):
         trained(lambda: iter([]), steps=2)
 
 

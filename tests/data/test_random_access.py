@@ -259,7 +259,7 @@ REFUSED = {
     "a dictionary": ({"a": 1}, {}, "got a dict; expected an object"),
     "no examples": ([], {}, "list of length 0; expected at least one example"),
     "no threads": (range(3), dict(num_threads=0), "num_threads=0; expected an integer >= 1"),
-    "a batch of zero": (range(3), dict(batch_size=0), "batch_size=0; expected examples, at least 1"),
+    "a batch of zero": (range(3), dict(batch_size=0), "batch_size=0; expected a number of examples >= 1"),
     "an object": (Wrapped([object()]), {}, "an example with a object.*transform"),
     "an endless source": (range(2**60), {}, "repeats itself without end.*Remove repeat"),
     "an endless PyDataset": (

@@ -97,7 +97,7 @@ def test_two_processes_of_one_index_are_refused(monkeypatch):
     monkeypatch.setenv("CTL_HVD_SECRET", "known to this job only")
     topologies = make_topologies(3)
     errors = run_barriers([topologies[0], topologies[1], topologies[1]], [{}] * 3)
-    assert all(isinstance(e, UsageError) and "two processes are" in str(e) for e in errors)
+    assert all(isinstance(e, UsageError) and "two processes claim to be" in str(e) for e in errors)
 
 
 def test_a_refusal_reaches_a_worker_that_has_not_yet_sent_its_facts(monkeypatch):
@@ -107,11 +107,11 @@ def test_a_refusal_reaches_a_worker_that_has_not_yet_sent_its_facts(monkeypatch)
     thread = threading.Thread(target=lambda: errors.extend(run_barriers([chief], [{}])), daemon=True)
     thread.start()
     with connect_to_chief(worker, process="one") as first:
-        with pytest.raises(ChannelRefusedError, match="two processes are"):
+        with pytest.raises(ChannelRefusedError, match="two processes claim to be"):
             connect_to_chief(worker, process="another")
         first.settimeout(TIMEOUT_SECS)
         response = json.loads(first.makefile().readline())
-    assert "two processes are" in response["refused"]
+    assert "two processes claim to be" in response["refused"]
     thread.join(TIMEOUT_SECS)
     assert isinstance(errors[0], UsageError)
 

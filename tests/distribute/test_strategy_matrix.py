@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT, environment, some_of
 
 BEGIN_MARKER = "<!-- measured: written by docs/generate_strategies.py -->"
-END_MARKER = "<!-- end of what was measured -->"
+END_MARKER = "<!-- end of the measured list -->"
 SLOW_ROWS = {"one_device", "multi_worker, 2 workers", "multi_worker, chief and 1 worker"}  # like others
 SINGLE_PROCESS_ROWS = [row for row, (_, job, _) in matrix.ROWS.items() if job is None]
 MULTI_WORKER_ROWS = [row for row in matrix.ROWS if row not in SINGLE_PROCESS_ROWS]

@@ -158,7 +158,7 @@ def test_an_evaluator_that_cannot_evaluate_is_refused(tmp_path, as_evaluator):
     as_evaluator()
     with pytest.raises(ctl.UsageError, match="WithoutEvalStep has no eval_step; to evaluate it needs"):
         WithoutEvalStep(model_dir=str(tmp_path)).train(1)
-    with pytest.raises(ctl.UsageError, match="no model_dir says where they are.*--model_dir"):
+    with pytest.raises(ctl.UsageError, match="has no model_dir.*--model_dir"):
         Small().train(1)
 
 

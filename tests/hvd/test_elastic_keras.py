@@ -92,7 +92,7 @@ def test_variables_and_objects_go_back_to_the_last_commit(single_rank):
 
 
 def test_unsupported_state_is_one_sentence(single_rank):
-    with pytest.raises(UsageError, match=r"call model.build\(input_shape\) before"):
+    with pytest.raises(UsageError, match=r"call model.build\(input_shape\) first"):
         elastic.TensorFlowKerasState(keras.Sequential([keras.layers.Dense(1)]))
     with pytest.raises(UsageError, match="eager mode"):
         elastic.TensorFlowState([tf.Variable(1.0)], session=object())

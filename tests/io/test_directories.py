@@ -83,7 +83,7 @@ def test_the_exported_model_replaces_an_older_one(tmp_path, scheme):
     }  # fmt: skip
     assert (tmp_path / "model/saved_model.pb").read_text().startswith("run/export")
     (tmp_path / "file").touch()
-    with pytest.raises(CtlError, match="could not be copied to .*/file/m.*Copy it, or write"):
+    with pytest.raises(CtlError, match="could not be copied to .*/file/m.*Copy it yourself, or set"):
         hand_over(model_dir, Directories(model=f"{tmp_path}/file/m"), ("saved_model",), is_chief=True)
 
 
@@ -119,7 +119,7 @@ def test_the_metric_for_tuning_must_be_one_of_an_evaluation(tmp_path):
 
 @pytest.mark.workers
 @pytest.mark.parametrize(("model", "error_message"), [
-    ("run/model", "there is no model_dir"), ("file/model", "nothing can be written there"),
+    ("run/model", "there is no model_dir"), ("file/model", "the model cannot be written"),
 ])  # fmt: skip
 def test_a_model_that_cannot_be_served_is_refused_before_training(tmp_path, model, error_message):
     (tmp_path / "file").touch()

@@ -52,7 +52,7 @@ def test_central_storage_has_the_losses_and_metrics_of_model_fit(name, central):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("half precision", "scales the loss"), ("normalised", "how to combine them")]
+    ("name", "message"), [("half precision", "scales the loss"), ("normalised", "cannot combine")]
 )
 def test_unsupported_options_of_central_storage_are_refused(name, message, central):
     with pytest.raises(ctl.UsageError, match=message):
@@ -297,7 +297,7 @@ REFUSED = {
     "backup": (classifier, (X, Y), {"callbacks": keras.callbacks.BackupAndRestore("/tmp/b"),
                                          "model_dir": "/tmp/m"}, r"checkpoints=ctl\.BackupCheckpoints"),
     "a list": (classifier, ([1.0], [2.0]), {}, "expected arrays, a tf.data.Dataset"),
-    "targets beside a dataset": (classifier, (DATA, Y), {}, "has targets and weights itself"),
+    "targets beside a dataset": (classifier, (DATA, Y), {}, "contains the targets and weights"),
     "an endless dataset": (classifier, (DATA.repeat(),), {}, "steps_per_epoch"),
     "validation_freq": (classifier, (X, Y), {"validation_split": 0.5, "validation_freq": 0},
                         "validation_freq is 0"),

@@ -151,7 +151,7 @@ def test_each_evaluation_reads_the_same_batches_of_a_generator(steps):
 
 def test_a_generator_without_batches_cannot_validate():
     x, y, _ = numbers()
-    with pytest.raises(ctl.UsageError, match="a generator that yields nothing"):
+    with pytest.raises(ctl.UsageError, match="a generator that yields no batch"):
         ctl.fit(classifier(), x, y, verbose=0, validation_data=(b for b in ()), validation_steps=1)
 
 
@@ -195,12 +195,12 @@ REFUSED = {
     "endless": (lambda: Endless(X, Y), {}, "without a length; give steps_per_epoch"),
     "a function": (lambda: generate_batches, {"steps_per_epoch": 1},
                    r"Call the function: generate_batches\(\)"),
-    "targets": (lambda: Shuffled(X, Y), {"y": Y}, "has targets and weights itself"),
-    "four parts": (lambda: Shuffled(X, Y, Y, Y), {}, "a batch of 4 parts"),
+    "targets": (lambda: Shuffled(X, Y), {"y": Y}, "contains the targets and weights"),
+    "four parts": (lambda: Shuffled(X, Y, Y, Y), {}, "a tuple of 4 parts"),
     "no batch": (lambda: Shuffled(X[:0], Y[:0]), {}, "has the length 0"),
     "validation": (lambda: Shuffled(X, Y), {"validation_data": generate_batches()},
                    "give validation_steps"),
-    "nothing": (lambda: (batch for batch in ()), {"steps_per_epoch": 1}, "nothing"),
+    "no batches": (lambda: (batch for batch in ()), {"steps_per_epoch": 1}, "yields no batch"),
 }  # fmt: skip
 
 

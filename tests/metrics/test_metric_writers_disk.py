@@ -115,4 +115,4 @@ def test_a_deleted_file_is_created_again_with_a_warning(tmp_path, caplog):
     path.parent.rmdir()
     writer.write(2, {"loss": 1.0})
     assert json.loads(path.read_text())["step"] == 2
-    assert "and its lines have been removed" in caplog.text
+    assert "was deleted: its lines are lost" in caplog.text

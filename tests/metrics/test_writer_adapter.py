@@ -69,4 +69,4 @@ def test_a_failing_object_is_named_by_its_class(caplog):
 
     group = WriterGroup([Failing()])
     group.write(1, {})
-    assert not group and "Failing failed and gets no further calls: OSError: full" in caplog.text
+    assert not group and "Failing failed and is not called again: OSError: full" in caplog.text

@@ -41,12 +41,12 @@ def test_the_slowest_is_named_once_with_its_cost_and_its_cause(messages):
     add_loops(stragglers, 4, (0.5, 0.1, 0.4))
     (message,) = messages()
     assert message.startswith("Worker 1 (b:2) is slower") and "35 % of each step (35.0 ms)" in message
-    assert "It is its step that takes longer" in message
+    assert "The cause is its step" in message
 
 
 def test_the_cause_is_the_input_if_it_is_most_of_the_difference(messages):
     add_loops(make_stragglers(), 3, (0.5, 0.1, 0.5), inputs=(0.0, 0.35, 0.05))
-    assert "It is its input that takes longer" in messages()[0]
+    assert "The cause is its input" in messages()[0]
 
 
 def test_another_straggler_and_the_end_are_logged(messages):

@@ -115,7 +115,7 @@ def test_logging_in_a_function_of_the_user_is_refused():
         def after_loop(self, step, means):
             tf.function(lambda: self.log("x", tf.constant(1.0)), autograph=False)()
 
-    with pytest.raises(ctl.UsageError, match="'x'.*tf.function that is no step"):
+    with pytest.raises(ctl.UsageError, match="'x'.*tf.function that is not a step"):
         Failing(strategy="default", writers=[], intervals=every_step()).train(1)
 
 

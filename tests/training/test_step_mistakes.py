@@ -42,9 +42,9 @@ def unpack_tensor(self, batch):
 NO_VALUES = r"tensors have no values yet.*tf\.print.*self\.log.*"
 CASES = [
     (read_value, NO_VALUES + "batch\\[0\\].numpy"), (read_with_numpy, NO_VALUES + "np.mean"),
-    (create_variable, "makes variables.*build.*Variable"),
-    (create_layer, r"makes variables.*build.*(Dense\(4\)|dense\w*/kernel)"),
-    (create_optimizer, "makes variables.*build"),
+    (create_variable, "creates variables.*build.*Variable"),
+    (create_layer, r"creates variables.*build.*(Dense\(4\)|dense\w*/kernel)"),
+    (create_optimizer, "creates variables.*build"),
     (mix_dtypes, r"astype\('float32'\).*float32 \(\d+, 8\), int64 \(\d+,\).*batch\[1\]"),
     (unpack_tensor, r"takes a tensor apart.*float32 \(\d+, 8\), int64"),
 ]  # fmt: skip

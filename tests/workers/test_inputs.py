@@ -66,5 +66,5 @@ def test_the_chief_s_clock_decides_when_all_workers_save(results):
 def test_the_chief_names_the_slow_worker_and_its_slow_phase(results):
     for phase, warnings in zip(("input", "step"), results["chief"]["slow"], strict=True):
         assert len(warnings) == 1 and warnings[0].startswith("Worker 1 (127.0.0.1:"), warnings
-        assert f"It is its {phase} that takes longer" in warnings[0]
+        assert f"The cause is its {phase}" in warnings[0]
     assert results["worker"]["slow"] == [[], []]

@@ -41,7 +41,7 @@ def test_fewer_files_than_workers_are_refused_on_every_worker_before_training(re
     for worker in (0, 1):
         case = results[worker]["one file"]
         assert case["step"] == 0
-        assert "sharded by files over 2 workers" in case["error"]
+        assert "by files over 2 workers" in case["error"]
         assert results[worker]["files"]["step"] > 0 and "error" not in results[worker]["files"]
 
 

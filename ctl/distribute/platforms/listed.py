@@ -43,8 +43,8 @@ def read(environ: Mapping[str, str]) -> Topology | None:
     counter = next((n for n in INDICES if environ.get(n, "").strip()), None)
     if counter is None:
         raise UsageError(
-            f"CTL_WORKERS lists {len(addresses)} addresses, and no variable says which is this "
-            f"process's; expected one of {', '.join(INDICES)}. Set CTL_TASK_INDEX to 0 in the first "
+            f"CTL_WORKERS lists {len(addresses)} addresses, but no variable has the index of this "
+            f"process; expected one of {', '.join(INDICES)}. Set CTL_TASK_INDEX to 0 in the first "
             "process, 1 in the second, and so on."
         )
     index = variables.number(environ, counter) or 0

@@ -90,7 +90,7 @@ def _over_hosts(environ: Any, platform: str, rank: int, size: int, sources: Any)
             used = *sources, "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_JOB_ID"
             return variables.workers(platform, used, addresses, rank, port_variable=variables.PORT_VARIABLE)
     raise UsageError(
-        f"{platform} started {size} processes on several machines, and does not say on which. Add "
+        f"{platform} started {size} processes on several machines and does not name the machines. Add "
         "-x CTL_WORKERS=host1:2222,host2:2222 to the command, with one address for each process in "
         "the order of their ranks; or start them with `ctlrun -np N -H host1:1,host2:1`."
     )

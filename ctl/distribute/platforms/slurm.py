@@ -61,8 +61,8 @@ def read(environ: Mapping[str, str]) -> Topology | None:
     if (count is not None and count != len(placed)) or number >= len(placed):
         raise UsageError(
             f"SLURM_PROCID is {number} of {count} tasks, but {listed}={environ[listed]} with "
-            f"{per_host}={environ.get(per_host or '', '')} places {len(placed)}. Is this the "
-            "environment of one srun?"
+            f"{per_host}={environ.get(per_host or '', '')} describe {len(placed)} tasks. Is "
+            "this the environment of one srun?"
         )
     _check_place(environ, placed, number, names)
     settings = _gpus(environ, placed[number][1], counts[names.index(placed[number][0])])
@@ -176,7 +176,7 @@ def _list_of_hosts(environ: Mapping[str, str]) -> str | None:
 def _split(text: str) -> Iterator[str]:
     """Splits a list of hosts at commas outside of brackets."""
     if text.count("[") != text.count("]"):
-        raise UsageError(f"Slurm's list of hosts is {text!r}; a bracket is open.")
+        raise UsageError(f"Slurm's list of hosts is {text!r}; a bracket is not closed.")
     yield from (part.strip() for part in re.split(r",(?![^\[]*\])", text.strip()))
 
 
@@ -220,8 +220,8 @@ def _check_place(environ: Any, placed: list[tuple[str, int]], number: int, names
     if any(a is not None and a != b for a, b in zip(came, expected, strict=True)):
         distribution = environ.get("SLURM_DISTRIBUTION") or "block"
         raise UsageError(
-            f"task {number} is the {came[1]}. of host {came[0]} (SLURM_LOCALID, SLURM_NODEID); expected "
-            f"the {expected[1]}. of host {expected[0]} with the distribution {distribution}. Start the "
+            f"task {number} has SLURM_NODEID={came[0]} and SLURM_LOCALID={came[1]}; expected "
+            f"{expected[0]} and {expected[1]} with the distribution {distribution}. Start the "
             "tasks with `srun --distribution=block`."
         )
 

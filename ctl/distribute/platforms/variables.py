@@ -49,7 +49,8 @@ def checked_tasks(cluster: Any, variable: str) -> dict[str, tuple[str, ...]]:
         tasks[task_type] = tuple(addresses)
     if len(tasks.get("chief", ())) > 1:
         raise UsageError(
-            f"{variable}'s cluster has {len(tasks['chief'])} chiefs; expected one, the others are workers."
+            f"{variable}'s cluster has {len(tasks['chief'])} chiefs; expected one. List the other tasks as "
+            "workers."
         )
     return tasks
 

@@ -122,7 +122,7 @@ class Chief:
         if not (is_known and isinstance(process, str)):
             problem = f"a process has rank {rank!r} in a job of {size} processes"
         elif rank in self._workers and self._workers[rank].process != process:
-            problem = f"two processes are {messages.name_of(self._topology, rank)}"
+            problem = f"two processes claim to be {messages.name_of(self._topology, rank)}"
         else:
             return None
         text = (

@@ -142,7 +142,8 @@ def create_int8(inputs: ReducerInputs) -> Int8Reducer | None:
     for name, optimizer in inputs.optimizers.items():
         if optimizers.skips_what_is_not_finite(optimizer):
             raise UsageError(
-                f"wire_dtype='int8' with self.{name}, a LossScaleOptimizer: rounding errors have the scale "
-                "of their step. Train with the policy 'mixed_bfloat16'."
+                f"wire_dtype='int8' with self.{name}, a LossScaleOptimizer: the rounding errors of a step "
+                "are added to the next step, which may have another scale. Train with the policy "
+                "'mixed_bfloat16'."
             )
     return Int8Reducer(inputs) if inputs.topology.num_workers > 1 else None

@@ -1,6 +1,6 @@
-"""Ends one of five ranks before each exchange of an all-reduce. Prints the errors of the other ranks.
+"""Ends one of five ranks before each exchange of a large collective. Prints the errors of the other ranks.
 
-    lost_in_allreduce.py ALGORITHM
+    lost_in_collective.py KIND ALGORITHM
 """
 
 import json
@@ -18,13 +18,21 @@ from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import Settings
 
 COUNT, LOST, LIMIT_SECS = 5, 1, 60
+ROWS = 5 << 18
+# Kind -> (fields of the request, sum of the result of any rank)
+KINDS = {
+    "allreduce": ({"op": SUM}, COUNT * ROWS),
+    "broadcast": ({"root": 0}, ROWS),
+    "allgather": ({}, COUNT * ROWS),
+    "alltoall": ({"splits": (ROWS // COUNT,) * COUNT}, ROWS),
+}
 
 
-def result_of(rank, servers, algorithm, last_exchange):
-    """Returns the error of an all-reduce in which rank `LOST` ends before an exchange, or None."""
+def result_of(rank, servers, kind, algorithm, last_exchange):
+    """Returns the error of a collective in which rank `LOST` ends before an exchange, or None."""
     signal.alarm(LIMIT_SECS)
     addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
-    engine = Engine(build_ranks(addresses, rank), Settings(allreduce=algorithm), server=servers[rank])
+    engine = Engine(build_ranks(addresses, rank), Settings(algorithm=algorithm), server=servers[rank])
     engine.sum("start", np.zeros(1))
     original, count = Mesh.exchange, 0
 
@@ -37,15 +45,15 @@ def result_of(rank, servers, algorithm, last_exchange):
 
     Mesh.exchange = exchange
     try:
-        pending = engine.submit("allreduce", "sum", [np.ones(1 << 20, np.float32)], op=SUM)
-        (total,) = engine.wait(pending)
+        fields, expected = KINDS[kind]
+        (result,) = engine.wait(engine.submit(kind, "large", [np.ones(ROWS, np.float32)], **fields))
         engine.sum("end", np.zeros(1))
-        return None if (total == COUNT).all() else "wrong numbers"
+        return None if result.sum(dtype=np.float64) == expected else "wrong numbers"
     except HorovodInternalError as e:
         return str(e)
 
 
-def scenario(algorithm, last_exchange):
+def scenario(kind, algorithm, last_exchange):
     """Returns the errors of the ranks except `LOST`."""
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(COUNT)]
     readers, (end_reader, end_writer) = [], os.pipe()
@@ -53,7 +61,7 @@ def scenario(algorithm, last_exchange):
         reader, writer = os.pipe()
         if os.fork() == 0:
             os.close(end_writer)
-            os.write(writer, json.dumps(result_of(rank, servers, algorithm, last_exchange)).encode())
+            os.write(writer, json.dumps(result_of(rank, servers, kind, algorithm, last_exchange)).encode())
             os.read(end_reader, 1)  # a rank that ended now would be lost as well
             os._exit(0)
         os.close(writer)
@@ -69,5 +77,5 @@ def scenario(algorithm, last_exchange):
 if __name__ == "__main__":
     errors = []
     while not errors or errors[-1] != [None] * (COUNT - 1):  # until there is no such exchange
-        errors.append(scenario(sys.argv[1], len(errors)))
+        errors.append(scenario(*sys.argv[1:], len(errors)))
     print(json.dumps({"errors": errors}))

@@ -1,0 +1,137 @@
+"""Broadcast, all-gather and all-to-all by every algorithm, for 1 to 9 ranks. The ranks are threads."""
+
+import functools
+import itertools
+import re
+
+import numpy as np
+import pytest
+from ctl.collectives import trees
+from ctl.collectives.mesh import Mesh
+from ctl.collectives.settings import COLLECTIVE_ALGORITHMS
+from hypothesis import given
+from hypothesis import strategies as st
+from rank_threads import meshes, run_on_ranks
+
+connected = functools.cache(meshes)
+ALGORITHMS = pytest.mark.parametrize("algorithm", [a for a in COLLECTIVE_ALGORITHMS if a != "halving"])
+SIZES = st.sampled_from([0, 1, 7, 64, 1000, 300_000])
+
+
+def on_ranks(ranks, call):
+    """Returns the results of `call(mesh, ranks, me)` by index."""
+    group = connected(1 + max(ranks))
+    return run_on_ranks(len(ranks), lambda me: call(group[ranks[me]], ranks, me))
+
+
+def random_bytes(seed, size):
+    return np.random.default_rng([seed, size]).integers(0, 256, size, np.uint8)
+
+
+@ALGORITHMS
+@given(count=st.integers(1, 9), size=st.one_of(SIZES, st.just(3 << 20)), data=st.data())
+def test_a_broadcast_copies_the_bytes_of_any_root(algorithm, count, size, data):
+    root = data.draw(st.integers(0, count - 1))
+
+    def broadcast(mesh, ranks, me):
+        buffer = random_bytes(me, size)
+        trees.broadcast(mesh, ranks, me, buffer, root, algorithm)
+        return buffer
+
+    for buffer in on_ranks(range(count), broadcast):
+        np.testing.assert_array_equal(buffer, random_bytes(root, size))
+
+
+@ALGORITHMS
+@given(sizes=st.lists(SIZES, min_size=1, max_size=9))
+def test_an_all_gather_concatenates_the_bytes_of_all_ranks(algorithm, sizes):
+    own = [random_bytes(rank, size) for rank, size in enumerate(sizes)]
+
+    def allgather(mesh, ranks, me):
+        return trees.allgather(mesh, ranks, me, own[me], sizes, algorithm)
+
+    for gathered in on_ranks(range(len(sizes)), allgather):
+        np.testing.assert_array_equal(gathered, np.concatenate(own))
+
+
+@ALGORITHMS
+@given(count=st.integers(1, 9), data=st.data())
+def test_an_all_to_all_sends_any_number_of_bytes_to_each_rank(algorithm, count, data):
+    row = st.lists(st.sampled_from([0, 1, 7, 1000, 70_000]), min_size=count, max_size=count)
+    sizes = data.draw(st.lists(row, min_size=count, max_size=count))
+    blocks = [[random_bytes(10 * i + j, sizes[i][j]) for j in range(count)] for i in range(count)]
+
+    def alltoall(mesh, ranks, me):
+        return trees.alltoall(mesh, ranks, me, np.concatenate(blocks[me]), sizes, algorithm)
+
+    for me, received in enumerate(on_ranks(range(count), alltoall)):
+        np.testing.assert_array_equal(received, np.concatenate([blocks[i][me] for i in range(count)]))
+
+
+@ALGORITHMS
+def test_a_process_set_exchanges_among_its_ranks(algorithm):
+    ranks = (1, 3, 4, 7, 8)
+    sizes = [3, 0, 5, 2, 4]
+    own = [random_bytes(rank, size) for rank, size in zip(ranks, sizes, strict=True)]
+    calls = [
+        lambda mesh, ranks, me: trees.allgather(mesh, ranks, me, own[me], sizes, algorithm),
+        lambda mesh, ranks, me: trees.alltoall(mesh, ranks, me, own[0], [[1, 0, 0, 1, 1]] * 5, algorithm),
+    ]
+    gathered, received = (on_ranks(ranks, call) for call in calls)
+    assert {result.tobytes() for result in gathered} == {np.concatenate(own).tobytes()}
+    assert [result.tolist() for result in received] == [own[0][i : i + 1].tolist() * 5 for i in (0,)] + [
+        [], [], own[0][1:2].tolist() * 5, own[0][2:3].tolist() * 5,
+    ]  # fmt: skip
+
+
+CALLS = {
+    "broadcast": lambda mesh, ranks, me, size: trees.broadcast(
+        mesh, ranks, me, np.zeros(size, np.uint8), 0
+    ),
+    "allgather": lambda mesh, ranks, me, size: trees.allgather(
+        mesh, ranks, me, np.zeros(size, np.uint8), [size] * len(ranks)
+    ),
+    "alltoall": lambda mesh, ranks, me, size: trees.alltoall(
+        mesh, ranks, me, np.zeros(size * len(ranks), np.uint8), [[size] * len(ranks)] * len(ranks)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "num_exchanges"),
+    [
+        ("broadcast", 1 << 16, 3), ("broadcast", 64 << 20, 65),
+        ("allgather", 1 << 12, 3), ("allgather", 1 << 20, 7),
+        ("alltoall", 1 << 12, 3), ("alltoall", 1 << 20, 7),
+    ],
+)  # fmt: skip
+def test_eight_ranks_choose_the_number_of_exchanges_by_the_size(kind, size, num_exchanges, monkeypatch):
+    counts, original = dict.fromkeys(range(8), 0), Mesh.exchange
+
+    def exchange(mesh, *arguments, **named):
+        counts[next(rank for rank, own in enumerate(connected(8)) if own is mesh)] += 1
+        return original(mesh, *arguments, **named)
+
+    monkeypatch.setattr(Mesh, "exchange", exchange)
+    on_ranks(range(8), functools.partial(CALLS[kind], size=size))
+    assert max(counts.values()) == num_exchanges
+
+
+@pytest.mark.workers
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "num_exchanges"),
+    [
+        ("allreduce", "ring", 8), ("allreduce", "doubling", 4), ("allreduce", "halving", 6),
+        ("broadcast", "ring", 6), ("broadcast", "doubling", 1),
+        ("allgather", "ring", 4), ("allgather", "doubling", 3),
+        ("alltoall", "ring", 4), ("alltoall", "doubling", 3),
+    ],
+)  # fmt: skip
+def test_a_rank_that_is_lost_before_any_exchange_is_an_error_on_all_others(
+    run_program, kind, algorithm, num_exchanges
+):
+    (result,) = run_program(1, ["tests/programs/lost_in_collective.py", kind, algorithm])
+    *errors_by_exchange, complete = result.json["errors"]
+    assert len(errors_by_exchange) == num_exchanges and complete == [None] * 4
+    for error in itertools.chain.from_iterable(errors_by_exchange):
+        assert re.search("rank 1 (is gone|died)", error)
