@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish(session):
     gc.collect()  # not freeze(): it causes frequent full collections, and a destructor of tf.data may block
-    gc.set_threshold(700, 10, 50)  # a full collection traverses a million objects (0.6 s)
+    gc.set_threshold(700, 10, 150)  # a full collection traverses 1.6 million objects (1 s)
     gc.enable()
 
 

@@ -57,6 +57,7 @@ def functions_with(parameter: str, paths: list[Path]) -> list[str]:
     return names
 
 
+@functools.cache
 def docstrings(path: Path) -> list[str]:
     node_types = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     texts = [ast.get_docstring(node) for node in ast.walk(tree_of(path)) if isinstance(node, node_types)]
@@ -77,6 +78,7 @@ def unclear_phrases(path: Path) -> int:
     return len(names & VAGUE_NAMES) + sum(bool(UNCLEAR.search(sentence)) for sentence in sentences)
 
 
+@functools.cache
 def unclear_by_folder() -> Counter:
     """Returns folder of ctl/, or "" for the files of its root -> number of unclear phrases."""
     counts: Counter = Counter()

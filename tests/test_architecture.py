@@ -11,7 +11,8 @@ from pathlib import Path
 import ctl
 import pytest
 import tensorflow as tf
-from conftest import ROOT, environment
+from conftest import ROOT, environment, some_of
+from measures import tree_of
 
 # Layers of folders and root modules: each imports lower layers only. Imports within a folder have no cycle.
 LAYERS = [
@@ -47,11 +48,6 @@ PURE = (
 
 def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT / "ctl").with_suffix("").parts)
-
-
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 @functools.cache
@@ -287,7 +283,10 @@ def test_importing_ctl_or_its_pure_parts_does_not_import_tensorflow():
     assert result.returncode == 0
 
 
-@pytest.mark.parametrize("variant", ["one step", "a loop", "until the end", "parts", "compiled", "program"])
+VARIANTS = "one step", "a loop", "until the end", "parts", "compiled", "program"
+
+
+@pytest.mark.parametrize("variant", some_of(VARIANTS, "one step", "a loop", "parts"))
 def test_the_step_is_at_most_six_frames_below_train(variant):
     """Frames of AutoGraph count too, because tracebacks contain them. Frames of TensorFlow do not."""
     import traceback

@@ -17,12 +17,19 @@ import generate_messages
 import site_reference
 
 
-@pytest.fixture
-def pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(build_site, "PAGES", tmp_path)
-    build_site.write_pages()
-    build_site.write_reference()
-    return tmp_path
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pages")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_site, "PAGES", directory)
+        build_site.write_pages()
+        build_site.write_reference()
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def public_names():
+    return build_site.public_names()
 
 
 def test_every_page_is_in_the_navigation(pages):
@@ -40,8 +47,8 @@ def test_links_of_pages_lead_to_pages(pages):
             assert "://" in name or (page.parent / name).exists(), f"{page.relative_to(pages)}: {name}"
 
 
-def test_every_public_name_is_in_the_reference_and_has_a_docstring(pages):
-    paths = build_site.public_names()
+def test_every_public_name_is_in_the_reference_and_has_a_docstring(pages, public_names):
+    paths = public_names
     top_level = {name.removeprefix("ctl.") for name in paths if name.count(".") == 1}
     assert top_level == {*ctl.__all__} - {"__version__"}
     text = "".join(path.read_text() for path in (pages / "reference").glob("*.md"))
@@ -53,9 +60,9 @@ def test_every_public_name_is_in_the_reference_and_has_a_docstring(pages):
     assert build_site.undocumented(paths) == []
 
 
-def test_every_callable_of_hvd_is_in_the_reference():
+def test_every_callable_of_hvd_is_in_the_reference(public_names):
     functions = {n for n in hvd.__all__ if isinstance(getattr(hvd, n), (types.FunctionType, type))}
-    assert {f"ctl.hvd.{name}" for name in functions} <= set(build_site.public_names()) | {
+    assert {f"ctl.hvd.{name}" for name in functions} <= set(public_names) | {
         "ctl.hvd.SyncBatchNormalization", "ctl.hvd.run"
     }  # fmt: skip
 

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from ctl.distribute.keras_objects import unwrap
 from small_models import Small, digest, every_step
 
@@ -49,10 +50,7 @@ def state_of(trainer):
     return {name: v.numpy() for name, v in trainer._prepared_trainer.state.variables.items()}
 
 
-SLOW_VARIANTS = {v: [] if v in ("keras3", "two replicas") else [pytest.mark.slow] for v in VARIANTS}
-
-
-@pytest.mark.parametrize("variant", [pytest.param(v, marks=m) for v, m in SLOW_VARIANTS.items()])
+@pytest.mark.parametrize("variant", some_of(VARIANTS, "two replicas"))
 def test_a_training_after_the_search_is_the_same_as_without_it(variant):
     states, rows = [], []
     for searches in (False, True):
@@ -274,10 +272,7 @@ class Flat(Regression):
         return {"loss": tf.reduce_mean(batch[1] ** 2, axis=1)}
 
 
-FEW, MANY = range(3), [pytest.param(s, marks=pytest.mark.slow) for s in range(3, 20)]
-
-
-@pytest.mark.parametrize("seed", [*FEW, *MANY])
+@pytest.mark.parametrize("seed", some_of(range(20), 0))
 @pytest.mark.parametrize(
     ("trainer", "lowest", "highest"), [(Regression, 0.05, 0.5), (Classification, 0.01, 0.1)]
 )
@@ -289,10 +284,10 @@ def test_the_suggestion_is_within_a_factor_of_10_below_the_divergence(trainer, l
     assert best / 10.01 <= curve.suggestion < best
 
 
-def test_a_loss_that_does_not_fall_has_no_suggestion():
-    for seed in range(3):
-        trainer = Flat(global_batch_size=32, seed=seed, strategy="default", **OPTIONS)
-        assert ctl.find_learning_rate(trainer).suggestion is None
+@pytest.mark.parametrize("seed", some_of(range(3), 0))
+def test_a_loss_that_does_not_fall_has_no_suggestion(seed):
+    trainer = Flat(global_batch_size=32, seed=seed, strategy="default", **OPTIONS)
+    assert ctl.find_learning_rate(trainer).suggestion is None
 
 
 def test_optimizers_without_a_variable_rate_are_refused():

@@ -228,14 +228,14 @@ def test_a_run_remembers_its_classes_and_refuses_others(shipped, folder, tmp_pat
         make_trainer(folder, model_dir=model_dir)
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"image_size": 16}, "--image_size is 16; the run in .* has 24"),
-    ({"reading": Reading(split_seed=5)}, "--split_seed is 5; the run in .* has 123"),
-])  # fmt: skip
-def test_a_run_refuses_another_size_and_another_split(shipped, tmp_path, options, message):
+def test_a_run_refuses_another_size_and_another_split(shipped, tmp_path):
     make_trainer(shipped, model_dir=str(tmp_path)).train(1)
-    with pytest.raises(ctl.UsageError, match=message):
-        make_trainer(shipped, model_dir=str(tmp_path), **options)
+    for options, message in (
+        ({"image_size": 16}, "--image_size is 16; the run in .* has 24"),
+        ({"reading": Reading(split_seed=5)}, "--split_seed is 5; the run in .* has 123"),
+    ):
+        with pytest.raises(ctl.UsageError, match=message):
+            make_trainer(shipped, model_dir=str(tmp_path), **options)
 
 
 def test_training_without_photos_is_refused():

@@ -131,10 +131,11 @@ def test_text_is_shown_predicted_and_served(tmp_path):
     assert [len(text) for text in texts] == [8, 8] and texts[0].startswith(b"one")
 
 
-def test_layers_compute_in_bfloat16_and_weights_stay_float32():
+@pytest.mark.parametrize("steps", some_of([0, 2], 0))
+def test_layers_compute_in_bfloat16_and_weights_stay_float32(steps):
     options = {"strategy": "default", "global_batch_size": 8, "precision": "mixed_bfloat16"}
     trainer = Language(writers=[], **options, **SMALL)
-    trainer.train(2)
+    trainer.train(steps) if steps else trainer.prepare()
     block = next(layer for layer in trainer.model.layers if type(layer).__name__ == "Block")
     assert block.compute_dtype == "bfloat16" and block.expand.kernel.dtype == "float32"
     assert trainer.model.output.dtype == "float32"

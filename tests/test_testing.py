@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from ctl import testing
 from small_models import BATCH, Small
 
@@ -134,7 +135,7 @@ def test_mistakes_are_those_of_train():
         testing.run_steps(Short(strategy="default", global_batch_size=8), 0)
 
 
-@pytest.mark.parametrize("framework", ["keras3", "module"])
+@pytest.mark.parametrize("framework", some_of(["keras3", "module"], "keras3"))
 def test_a_correct_trainer_has_the_same_numbers_on_two_replicas(framework):
     testing.assert_same_on_replicas(
         lambda **settings: Small(framework, **settings), global_batch_size=BATCH
@@ -143,11 +144,15 @@ def test_a_correct_trainer_has_the_same_numbers_on_two_replicas(framework):
 
 @pytest.mark.parametrize(("trainer", "message"), [
     (Halved, r"^gradient_norm differs by .* between two replicas and one device after step 1"),
-    (Unequal, r"^number differs by 0\.5 between two replicas and one device after step 1 \(0\.5 and 0\)"),
+    pytest.param(Unequal, r"^number differs by 0\.5 between two replicas and one device after step 1 "
+                 r"\(0\.5 and 0\)", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_difference_is_named_with_its_first_step(trainer, message):
     with pytest.raises(AssertionError, match=message):
         testing.assert_same_on_replicas(trainer, global_batch_size=8)
+
+
+def test_the_difference_may_be_smaller_than_the_tolerance():
     testing.assert_same_on_replicas(Halved, steps=1, rtol=10.0, global_batch_size=8)
 
 

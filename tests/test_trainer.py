@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from small_models import BATCH, Small, every_step, examples, losses, weights
 
 NO_LOG = every_step(log=ctl.Every())
@@ -163,16 +164,21 @@ def losses_of_60_steps():
     return run_with_losses(steps=60)[0]
 
 
-@pytest.mark.parametrize("steps_per_loop", [1, 7, "auto"])
-def test_the_length_of_loops_does_not_change_the_logged_losses(losses_of_60_steps, steps_per_loop):
+@pytest.fixture(scope="module")
+def losses_by_loops_of_12():
+    intervals = every_step(log=ctl.Every(steps=12), steps_per_loop=12)
+    return run_with_losses(steps=60, intervals=intervals)[0]
+
+
+@pytest.mark.parametrize("steps_per_loop", some_of([1, 7, "auto"], 7, "auto"))
+def test_the_length_of_loops_does_not_change_the_logged_losses(
+    losses_of_60_steps, losses_by_loops_of_12, steps_per_loop
+):
     intervals = every_step(log=ctl.Every(steps=12), steps_per_loop=steps_per_loop)
     losses_by_12, trainer = run_with_losses(steps=60, intervals=intervals)
     assert trainer.step == 60
     assert losses_by_12 == pytest.approx(np.reshape(losses_of_60_steps, [5, 12]).mean(axis=1), abs=1e-6)
-    losses_with_loops_of_12 = run_with_losses(
-        steps=60, intervals=every_step(log=ctl.Every(steps=12), steps_per_loop=12)
-    )[0]
-    assert losses_by_12 == losses_with_loops_of_12, "the losses are bitwise equal"
+    assert losses_by_12 == losses_by_loops_of_12, "the losses are bitwise equal"
 
 
 def test_a_second_call_of_train_continues(losses_of_60_steps):
@@ -254,7 +260,7 @@ class Counted(Small):
         return super().train_step(batch)
 
 
-@pytest.mark.parametrize("strategy_name", ["default", "two"])
+@pytest.mark.parametrize("strategy_name", some_of(["default", "two"], "two"))
 def test_one_trace_serves_every_batch_and_every_run(two_replicas, strategy_name):
     trainer = make(Counted, two_replicas if strategy_name == "two" else strategy_name, every_step())
     trainer.train(4)
@@ -275,6 +281,7 @@ class Branching(Small):
         return {**scores, "total": total}
 
 
+@pytest.mark.slow  # test_autograph.py has such steps
 def test_python_s_if_works_on_tensors_in_a_step(two_replicas):
     for strategy in ("default", two_replicas):
         writer = ctl.MemoryWriter()

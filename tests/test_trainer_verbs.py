@@ -97,7 +97,7 @@ def test_a_checkpoint_of_any_moment_can_be_saved(tmp_path):
         np.testing.assert_array_equal(restored_value, expected_value)
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", some_of([False, True], True))
 def test_changes_after_a_run_are_saved_over_its_checkpoint(tmp_path, background):
     trainer = make_trainer(model_dir=tmp_path, background_save=background)
     trainer.train(3)
@@ -129,7 +129,7 @@ def test_a_save_from_the_hook_comes_at_the_end_of_its_loop_and_resumes_exactly(t
             np.testing.assert_array_equal(resumed_value, expected_value)
 
 
-@pytest.mark.parametrize("directory", ["run", "run/checkpoints", "run/checkpoints/ckpt-3"])
+@pytest.mark.parametrize("directory", some_of(["run", "run/checkpoints", "run/checkpoints/ckpt-3"], "run"))
 def test_a_trainer_restores_a_checkpoint_and_resumes_from_it(tmp_path, directory):
     first, uninterrupted = make_trainer(model_dir=tmp_path / "run"), make_trainer()
     first.train(3)
@@ -142,7 +142,7 @@ def test_a_trainer_restores_a_checkpoint_and_resumes_from_it(tmp_path, directory
         np.testing.assert_array_equal(value, expected_value)
 
 
-@pytest.mark.parametrize("directory", ["nothing", "run/checkpoints/ckpt-9"])
+@pytest.mark.parametrize("directory", some_of(["nothing", "run/checkpoints/ckpt-9"], "nothing"))
 def test_restore_of_a_missing_checkpoint_changes_no_variable(tmp_path, directory):
     make_trainer(model_dir=tmp_path / "run").train(1)
     trainer = make_trainer()

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from ctl.checkpoints import commit
 from ctl.distribute.keras_objects import unwrap
 from small_models import Small, every_step
@@ -179,7 +180,7 @@ def test_missing_variables_are_listed_too(tmp_path, trained, fresh):
 
 
 @pytest.mark.parametrize("save_on", [1, 2])
-@pytest.mark.parametrize("name", STORING_MANAGERS)
+@pytest.mark.parametrize("name", some_of(STORING_MANAGERS, "chief_only"))
 def test_two_replicas_and_one_device_read_each_other_s_states(tmp_path, name, save_on, two_replicas):
     manager = MANAGERS[name](tmp_path)
     strategies = ["default", two_replicas]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from conftest import some_of
 from ctl.checkpoints import external_weights
 from ctl.distribute.keras_objects import unwrap
 from small_models import Small, every_step
@@ -77,8 +78,8 @@ def messages(caplog):
 SOURCE_KINDS = ["prefix", "index file", "directory", "moved directory", "model_dir"]
 
 
-@pytest.mark.parametrize("source_kind", SOURCE_KINDS)
-@pytest.mark.parametrize("library", ["keras3", "tf_keras"])
+@pytest.mark.parametrize("source_kind", some_of(SOURCE_KINDS, "prefix", "directory", "model_dir"))
+@pytest.mark.parametrize("library", some_of(["keras3", "tf_keras"], "tf_keras"))
 def test_a_checkpoint_of_orbit_s_structure_is_loaded(tmp_path, caplog, library, source_kind):
     caplog.set_level(logging.INFO, "ctl")
     directory = tmp_path / "checkpoints" if source_kind == "model_dir" else tmp_path / "c[1]"
@@ -147,6 +148,7 @@ def test_slots_of_the_optimizer_in_a_keras_file_are_left_out(tmp_path, caplog, l
     assert "not matched: none" in message
 
 
+@pytest.mark.slow
 def test_older_files_of_tf_keras_are_loaded(tmp_path):
     model = network(tf_keras)
     model.save_weights(str(tmp_path / "tf"), save_format="tf")

@@ -42,7 +42,7 @@ def make_trainer(framework, strategy, trainer_class=Counting):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("framework", ["keras3", "tf_keras", "module"])
+@pytest.mark.parametrize("framework", some_of(["keras3", "tf_keras", "module"], "keras3"))
 @pytest.mark.parametrize(
     "strategy_name", some_of(["default", "one_device", "mirrored", "central_storage"], "mirrored")
 )
@@ -125,7 +125,7 @@ class SlowWrites:
         return path
 
 
-@pytest.mark.parametrize("trainer_class", [Measured, Counting])
+@pytest.mark.parametrize("trainer_class", some_of([Measured, Counting], Measured))
 def test_a_save_in_the_background_has_the_state_of_the_call(tmp_path, monkeypatch, trainer_class):
     slow = SlowWrites(monkeypatch)
     trainer = prepared(trainer_class=trainer_class)

@@ -4,6 +4,7 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 
 
 def batches(data, *, replicas=1, start=0, total=None, steps=None, seed=3):
@@ -55,11 +56,15 @@ def test_a_worker_reads_the_rows_of_its_own_replicas_only():
     ]
 
 
+FEW_STARTS = (0, 1, 4, 11, 14, 29)  # within and at the end of a batch and of an epoch
+
+
+@pytest.mark.parametrize("starts", some_of([FEW_STARTS, range(30)], FEW_STARTS), ids=str)
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_start_at_any_position_continues_the_order(replicas):
+def test_a_start_at_any_position_continues_the_order(replicas, starts):
     data = ctl.from_arrays(np.arange(11), 4)
     uninterrupted = flat(data, total=30)
-    for start in range(30):
+    for start in starts:
         assert flat(data, start=start, total=30, replicas=replicas) == uninterrupted[start:]
     endless = flat(data, start=13, steps=4, replicas=replicas)
     assert endless == flat(data, steps=9)[13:29]

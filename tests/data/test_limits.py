@@ -4,6 +4,7 @@ import ctl
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from small_models import Small
 
 EXAMPLES = np.arange(20, dtype=np.float32)
@@ -45,6 +46,10 @@ def shuffled_dataset(batch_size):
     return tf.data.Dataset.from_tensor_slices(EXAMPLES).shuffle(20).repeat().batch(batch_size)
 
 
+def arrays(batch_size):
+    return EXAMPLES
+
+
 def finite_dataset(batch_size):
     return tf.data.Dataset.from_tensor_slices(EXAMPLES).batch(batch_size)
 
@@ -59,7 +64,7 @@ def train(make, steps, **options):
     return trainer.values, result
 
 
-@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
+@pytest.mark.parametrize("strategy", some_of(["one_device", "mirrored"], "mirrored"))
 @pytest.mark.parametrize(
     "data",
     [lambda n: ctl.from_arrays(EXAMPLES, n), lambda n: EXAMPLES, finite_dataset, ctl.example_numbers,
@@ -76,7 +81,7 @@ def test_replica_batches_of_a_worker_are_repeated():
     assert values == [1.5, 5.5, 1.5, 5.5, 1.5]
 
 
-@pytest.mark.parametrize("data_position", ["auto", "iterator"])
+@pytest.mark.parametrize("data_position", some_of(["auto", "iterator"], "auto"))
 def test_a_shuffled_dataset_keeps_the_batches_of_its_first_steps_also_after_a_resume(
     data_position, tmp_path
 ):
@@ -90,21 +95,21 @@ def test_a_shuffled_dataset_keeps_the_batches_of_its_first_steps_also_after_a_re
     assert first + second == unbroken
 
 
-@pytest.mark.parametrize("data", [lambda n: EXAMPLES, finite_dataset])
+@pytest.mark.parametrize("data", [arrays, finite_dataset])
 def test_an_epoch_is_the_limited_data(data):
     trainer = Mean(data, overfit_batches=2, steps_per_loop=1)
     trainer.train(epochs=2)
     assert trainer.step == 4 and trainer.values == [1.5, 5.5, 1.5, 5.5]
 
 
-@pytest.mark.parametrize("data", [lambda n: EXAMPLES, finite_dataset, shuffled_dataset])
+@pytest.mark.parametrize("data", some_of([arrays, finite_dataset, shuffled_dataset], finite_dataset))
 def test_another_number_of_batches_is_refused_at_a_resume(data, tmp_path):
     train(lambda **o: Mean(data, **o), 2, overfit_batches=2, model_dir=str(tmp_path))
     with pytest.raises(ctl.UsageError, match="overfit_batches: 2 before, 0 now"):
         train(lambda **o: Mean(data, **o), 4, model_dir=str(tmp_path))
 
 
-@pytest.mark.parametrize("data", [lambda n: EXAMPLES, finite_dataset])
+@pytest.mark.parametrize("data", some_of([arrays, finite_dataset], arrays))
 def test_intervals_in_epochs_refer_to_the_limited_data(data, tmp_path):
     intervals = ctl.Intervals(save=ctl.Every(epochs=1), steps_per_loop=1)
     trainer = Mean(data, overfit_batches=2, intervals=intervals, model_dir=str(tmp_path), keep="0")
@@ -122,9 +127,14 @@ def test_a_batch_is_one_of_the_size_that_the_data_have():
     assert Mean(lambda n: ctl.from_arrays(EXAMPLES, 2), max_eval_batches=2).evaluate()["value"] == 1.5
 
 
-@pytest.mark.parametrize("num_batches", [2, 5, 100, 0])
-@pytest.mark.parametrize("data", [lambda n: EXAMPLES, finite_dataset, batches_of_unknown_length])
-def test_an_evaluation_ends_after_its_first_batches(data, num_batches):
+SOURCES = [arrays, finite_dataset, batches_of_unknown_length]
+LENGTHS = [(source, num_batches) for source in SOURCES for num_batches in (2, 5, 100, 0)]
+FEW_LENGTHS = (arrays, 2), (finite_dataset, 2), (batches_of_unknown_length, 2), (finite_dataset, 100)
+
+
+@pytest.mark.parametrize("case", some_of(LENGTHS, *FEW_LENGTHS))
+def test_an_evaluation_ends_after_its_first_batches(case):
+    data, num_batches = case
     used = EXAMPLES[: 4 * num_batches] if num_batches else EXAMPLES
     assert Mean(data, max_eval_batches=num_batches).evaluate()["value"] == np.mean(used)
 

@@ -203,7 +203,7 @@ def finite(steps, extra=0):
     return tf.data.Dataset.from_tensor_slices((x[index], y[index]))
 
 
-@pytest.mark.parametrize("strategy_name", ["default", "two"])
+@pytest.mark.parametrize("strategy_name", some_of(["default", "two"], "default"))
 def test_a_finite_dataset_of_25_batches_trains_25_steps(two_replicas, strategy_name):
     strategy = two_replicas if strategy_name == "two" else strategy_name
     trainer = trainer_with_data(lambda b: finite(25).batch(b))(strategy=strategy, **NO_OUTPUT)
@@ -214,7 +214,7 @@ def test_a_finite_dataset_of_25_batches_trains_25_steps(two_replicas, strategy_n
 
 
 @pytest.mark.parametrize("strategy_name", some_of(["default", "two"], "two"))
-@pytest.mark.parametrize("steps_per_loop", [1, 7])
+@pytest.mark.parametrize("steps_per_loop", some_of([1, 7], 7))
 def test_data_of_unknown_length_ends_the_run_at_its_last_batch(two_replicas, strategy_name, steps_per_loop):
     strategy = two_replicas if strategy_name == "two" else strategy_name
     intervals = every_step(log=ctl.Every(), steps_per_loop=steps_per_loop)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from ctl.checkpoints import commit
 from ctl.data.grain_batches import GrainBatches
 from small_models import every_step
@@ -140,6 +141,7 @@ GRAIN_MARKS = [
     pytest.mark.skipif(importlib.util.find_spec("grain") is None, reason="needs grain"),
 ]
 CASES = [pytest.param(name, marks=GRAIN_MARKS if "grain" in name else ()) for name in SOURCES]
+SLOW = [pytest.mark.slow]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -156,7 +158,7 @@ def test_each_epoch_is_a_pass(name):
         assert sorted(sum(steps[first : first + NUM_BATCHES], [])) == list(range(NUM_EXAMPLES))
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("epochs", some_of([1, 3], 3))
 @pytest.mark.parametrize("name", CASES)
 def test_a_resumed_run_continues_with_the_next_batch(name, epochs, tmp_path, caplog):
     unbroken = trained(SOURCES[name], epochs=epochs)
@@ -227,7 +229,9 @@ def test_a_restored_position_of_grain_reads_no_example_before_it():
     assert second.state_at(201) == first.state_at(201)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(*c.values, marks=[*c.marks, *SLOW * (c.values != ("generator",))]) for c in CASES]
+)
 def test_data_position_skip_reads_the_batches_again(name, tmp_path):
     Recording(SOURCES[name], model_dir=tmp_path, stop_at=3).train(epochs=2)
     resumed = trained(SOURCES[name], epochs=2, model_dir=tmp_path, data_position="skip")

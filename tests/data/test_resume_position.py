@@ -56,9 +56,12 @@ TRAINER_BY_MODE = {"skip": with_mode("skip"), "iterator": with_mode("iterator"),
          "indexed": with_mode("indexed", InMemory)}  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", list(TRAINER_BY_MODE))
-@pytest.mark.parametrize("replicas", some_of([1, 2], 2))
-def test_a_resumed_run_has_the_batches_of_an_uninterrupted_one(mode, replicas, tmp_path, two_replicas):
+CASES = [(mode, replicas) for mode in TRAINER_BY_MODE for replicas in (1, 2)]
+
+
+@pytest.mark.parametrize("case", some_of(CASES, ("skip", 2), ("iterator", 1), ("indexed", 1)), ids=str)
+def test_a_resumed_run_has_the_batches_of_an_uninterrupted_one(case, tmp_path, two_replicas):
+    mode, replicas = case
     strategy = two_replicas if replicas == 2 else "default"
     options = {"strategy": strategy, "global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
     uninterrupted, before, after = (ctl.MemoryWriter() for _ in range(3))
@@ -79,7 +82,7 @@ class Branches(TRAINER_BY_MODE["iterator"]):
         return scores
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", some_of([1, 2], 2))
 def test_a_step_may_branch_on_tensors_where_the_iterator_is_saved(replicas, two_replicas):
     strategy = two_replicas if replicas == 2 else "one_device"
     means = Branches(strategy=strategy, global_batch_size=BATCH, writers=[], seed=3).train(2)
@@ -128,7 +131,8 @@ class NondeterministicMap(LeastSquares):
         return data.map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
 
 
-@pytest.fixture(params=["serialized", "too large to be serialized"])
+# test_dataset_traits.py has pipelines that are too large
+@pytest.fixture(params=some_of(["serialized", "too large to be serialized"], "serialized"))
 def serialized_or_too_large(request, monkeypatch):
     if request.param != "serialized":
         monkeypatch.setattr(dataset_traits, "_MAX_BYTES", -1)
@@ -192,11 +196,11 @@ def test_random_layers_in_a_parallel_map_repeat_after_a_resume_too(tmp_path, cap
     caplog.set_level("INFO", "ctl")
     options = {"strategy": "default", "global_batch_size": BATCH, "intervals": every_step(), "seed": 3}
     traces = []
-    for _ in range(3):
+    for _ in range(2):
         writer = ctl.MemoryWriter()
         Augmented(writers=[writer], **options).train(12)
         traces.append(trace_of(writer))
-    assert traces[0] == traces[1] == traces[2] and len(set(traces[0])) == 12
+    assert traces[0] == traces[1] and len(set(traces[0])) == 12
     before, after = ctl.MemoryWriter(), ctl.MemoryWriter()
     Augmented(writers=[before], model_dir=tmp_path, **options).train(7)
     Augmented(writers=[after], model_dir=tmp_path, **options).train(12)

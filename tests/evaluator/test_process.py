@@ -6,6 +6,7 @@ import shutil
 
 import ctl
 import pytest
+from conftest import some_of
 from ctl import app, config
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
 from ctl.distribute.platforms import detection
@@ -52,7 +53,7 @@ def files(directory):
     return {p: p.stat().st_mtime_ns for p in sorted(directory.rglob("*"))}
 
 
-@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("listed", some_of([True, False], True))
 def test_an_evaluator_has_the_metrics_of_an_inline_evaluation(tmp_path, as_evaluator, listed):
     several_batches = {"global_batch_size": 4}
     inline = train(tmp_path, **several_batches)

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pyte
 import pytest
+from conftest import some_of
 from ctl.keras.data import Epochs
 from ctl.keras.epoch_console import EpochConsole
 from ctl.metrics.protocol import Ended, Progressed, RunEnd, RunInfo, Started
@@ -46,7 +47,7 @@ def printed_epochs(plan, file, clock, *, start=0, live=False):
                 console.write(step, {"loss": 2.31, "accuracy": 1.0}, "eval")
 
 
-@pytest.mark.parametrize("evaluates", [True, False])
+@pytest.mark.parametrize("evaluates", some_of([True, False], True))
 def test_the_lines_are_those_of_keras(evaluates, capsys):
     x, y, _ = numbers()
     options = {"epochs": 3, "verbose": 2, "batch_size": BATCH, "shuffle": False}

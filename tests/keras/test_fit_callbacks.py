@@ -6,6 +6,7 @@ import ctl
 import keras
 import numpy as np
 import pytest
+from conftest import some_of
 from ctl.keras.backup import SaveOptions, replace_backup_callback
 from fitting import BATCH, classifier, numbers
 
@@ -224,13 +225,12 @@ FAILING = {
         on_epoch_end=fail
     ),
 }
+CASES = [(message, saves) for message in FAILING for saves in (True, False)]
 
 
-@pytest.mark.parametrize("saves", [True, False])
-@pytest.mark.parametrize("message", FAILING)
-def test_an_error_names_the_method_of_the_callback_and_a_save_only_if_there_is_one(
-    message, saves, tmp_path, caplog
-):
+@pytest.mark.parametrize("case", some_of(CASES, CASES[0], CASES[3]), ids=str)
+def test_an_error_names_the_method_of_the_callback_and_a_save_only_if_there_is_one(case, tmp_path, caplog):
+    message, saves = case
     x, y, _ = numbers()
     options = {"model_dir": str(tmp_path)} if saves else {}
     with pytest.raises(ZeroDivisionError):

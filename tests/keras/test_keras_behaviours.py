@@ -12,8 +12,7 @@ from keras_callback_behaviours import REFUSED
 
 GUIDE = (pathlib.Path(__file__).parents[2] / "docs" / "keras.md").read_text()
 DIFFERENT = {"limit of steps": "a finite one is repeated"}  # behaviour -> text of the guide
-FAST = ["defaults", "validation in listed epochs", "no variables", "calls of test batches in fit",
-        "calls of batches of two steps", "TensorBoard", "BackupAndRestore", "limit of epochs",
+FAST = ["validation in listed epochs", "no variables", "TensorBoard", "BackupAndRestore",
         "a list of callbacks of Keras", "evaluate: stop", "predict: ends of batches",
         "predict: ragged outputs"]  # fmt: skip
 

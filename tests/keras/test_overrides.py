@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from overriding import LINES, ReadsText, X, Y, compiled
 
 
@@ -42,12 +43,16 @@ def expected():
     return results(model, model.fit, model.evaluate, model.predict)
 
 
-@pytest.mark.parametrize("cls", [ReadsText, PreparesEvaluations])
-@pytest.mark.parametrize("replicas", [1, 2])
+MODELS = {"in fit": ReadsText, "in evaluate": PreparesEvaluations}
+CASES = [(name, replicas) for name in MODELS for replicas in (1, 2)]
+
+
+@pytest.mark.parametrize("case", some_of(CASES, ("in fit", 2)), ids=str)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_override_prepares_the_data_as_in_keras(cls, replicas, expected):
+def test_an_override_prepares_the_data_as_in_keras(case, expected):
+    name, replicas = case
     with ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"][:replicas]).scope():
-        model = compiled(cls)
+        model = compiled(MODELS[name])
     assert_close(of_ctl(model), expected)
     assert ctl.evaluate(model, LINES, Y, verbose=0, return_dict=False)[0] == pytest.approx(
         expected[1]["loss"], abs=1e-5

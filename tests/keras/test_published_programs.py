@@ -16,7 +16,8 @@ from tensorflow.python.eager import context
 ONE = tf.distribute.get_strategy
 
 
-ON_REPLICAS = "adversaries", "captioner", "siamese", "transfer", "normalized, an empty replica"
+ON_REPLICAS = "captioner", "transfer", "normalized, an empty replica"
+ON_ONE_DEVICE = "distiller, not built", "not reduced", "reshaped"
 
 
 @functools.cache
@@ -24,7 +25,7 @@ def result_of_model_fit(name):
     return trained(name)
 
 
-@pytest.mark.parametrize("name", some_of(PROGRAMS, *PROGRAMS.keys() - {*OWN_STEPS, *OTHERS}))
+@pytest.mark.parametrize("name", some_of(PROGRAMS, *ON_ONE_DEVICE))
 def test_on_one_device_every_program_has_the_numbers_of_model_fit(name):
     assert_same(trained(name, ONE()), result_of_model_fit(name))
 
@@ -36,11 +37,11 @@ def test_on_two_replicas_a_program_has_the_numbers_of_one_device(name, two_repli
     )
 
 
-def test_an_own_test_step_is_a_mean_over_the_validation_data(two_replicas):
-    validation = {"validation_data": (arrays(3, 21)[0],)}
-    expected = trained("denoiser", **validation)
-    assert_same(trained("denoiser", ONE(), **validation), expected)
-    assert_same(trained("denoiser", two_replicas, **validation), expected)
+@pytest.mark.parametrize("replicas", some_of([1, 2], 2))
+def test_an_own_test_step_is_a_mean_over_the_validation_data(replicas, two_replicas):
+    options = {"validation_data": (arrays(3, 21)[0],), "epochs": 1}
+    strategy = two_replicas if replicas == 2 else ONE()
+    assert_same(trained("denoiser", strategy, **options), trained("denoiser", **options))
 
 
 def usage_error_of(make, strategy, *data, **options):
@@ -77,6 +78,7 @@ def test_unsupported_models_on_replicas_are_refused_with_terms_of_keras(case, tw
         assert forbidden_text not in message
 
 
+@pytest.mark.slow  # test_own_steps.py has a GAN too
 def test_a_gan_takes_callbacks_of_keras():
     logs_by_epoch = []
     recorder = keras.callbacks.LambdaCallback(
@@ -103,9 +105,13 @@ class Rooted(published.Autoencoder):
         return {**logs, "root": tf.sqrt(logs["error"])}
 
 
-def test_a_number_computed_from_a_metric_s_result_is_correct_or_refused(two_replicas, monkeypatch):
+@pytest.mark.slow
+def test_a_number_computed_from_a_metric_s_result_is_correct_on_one_device(monkeypatch):
     monkeypatch.setitem(PROGRAMS, "rooted", (lambda: published.compiled(Rooted()), published.inputs, {}))
     assert_same(trained("rooted", ONE()), trained("rooted"))
+
+
+def test_a_number_computed_from_a_metric_s_result_is_refused_on_two_replicas(two_replicas):
     message = usage_error_of(
         lambda: published.compiled(Rooted()), two_replicas, arrays()[0], own_step="mean"
     )
@@ -154,19 +160,24 @@ class Evaluates(keras.callbacks.Callback):
         self.use_model(self.model)
 
 
-@pytest.mark.parametrize("use_model", [
-    lambda m: m.evaluate(*arrays(5), verbose=0), lambda m: m.predict(arrays()[0][:1], verbose=0),
-    lambda m: m.test_on_batch(*arrays(5)), lambda m: m.metrics[-1].update_state(arrays()[1], arrays(5)[1]),
-], ids=["evaluate", "predict", "test_on_batch", "metric"])  # fmt: skip
+USES = {
+    "evaluate": lambda m: m.evaluate(*arrays(5), verbose=0),
+    "predict": lambda m: m.predict(arrays()[0][:1], verbose=0),
+    "test_on_batch": lambda m: m.test_on_batch(*arrays(5)),
+    "metric": lambda m: m.metrics[-1].update_state(arrays()[1], arrays(5)[1]),
+}
+
+
+@pytest.mark.parametrize("use", some_of(USES, "evaluate", "metric"))
 @pytest.mark.parametrize("validates", some_of([False, True], True))
-def test_calls_of_the_model_in_a_callback_change_no_later_number(use_model, validates):
+def test_calls_of_the_model_in_a_callback_change_no_later_number(use, validates):
     histories = []
     for fit in (keras.Model.fit, ctl.fit):
         keras.utils.set_random_seed(1)
         model = regression(metrics=["mae"])
         options = {"validation_data": arrays(3, 21)} if validates else {}
         history = fit(model, *arrays(), batch_size=BATCH, epochs=3, shuffle=False, verbose=0,
-                      callbacks=[Evaluates(use_model)], **options)  # fmt: skip
+                      callbacks=[Evaluates(USES[use])], **options)  # fmt: skip
         histories.append(history.history)
     assert histories[0].keys() == histories[1].keys()
     for name, values in histories[0].items():

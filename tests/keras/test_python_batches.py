@@ -75,6 +75,7 @@ CASES = {
                 {"steps_per_epoch": 4, "class_weight": {0: 0.5}}),
     "generator": (generate_batches, classifier, {"steps_per_epoch": 5}),
 }  # fmt: skip
+ON_REPLICAS = "weights, threads, two replicas"
 
 
 def trained(case, fit, strategy=None):
@@ -93,19 +94,18 @@ def pair():
     return ctl.make_strategy("mirrored", devices=["cpu:0", "cpu:1"])
 
 
-@pytest.mark.parametrize("case", some_of(CASES, "weights, threads", "endless", "validation"))
+@pytest.mark.parametrize("case", some_of([*CASES, ON_REPLICAS], "endless", "validation", ON_REPLICAS))
 def test_batches_of_python_code_train_as_by_model_fit(case, pair):
+    strategy, case = (pair, "weights, threads") if case == ON_REPLICAS else (None, case)
     expected, weights, calls = trained(case, keras.Model.fit)
-    strategies = [None, pair] if case.startswith("weights") else [None]
-    for strategy in strategies:
-        history, actual_weights, actual_calls = trained(case, ctl.fit, strategy)
-        assert history.keys() == expected.keys()
-        for name, values in expected.items():
-            np.testing.assert_allclose(history[name], values, atol=1e-5, err_msg=name)
-        for a, b in zip(actual_weights, weights, strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-5)
-        if case == "validation":
-            assert actual_calls[actual_calls.index("end") :] == calls[calls.index("end") :]
+    history, actual_weights, actual_calls = trained(case, ctl.fit, strategy)
+    assert history.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, atol=1e-5, err_msg=name)
+    for a, b in zip(actual_weights, weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    if case == "validation":
+        assert actual_calls[actual_calls.index("end") :] == calls[calls.index("end") :]
 
 
 def order_of(**options):
@@ -137,7 +137,7 @@ def test_a_resumed_run_continues_with_the_next_batch(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("steps", [2, 3])
+@pytest.mark.parametrize("steps", some_of([2, 3], 2))
 def test_each_evaluation_reads_the_same_batches_of_a_generator(steps):
     rows_and_values = [(2, 5.0), (4, 1.0), (2, 2.0)]
     batches = ((np.full((rows, 1), value), np.zeros((rows, 1))) for rows, value in rows_and_values)
@@ -227,8 +227,12 @@ def batches_of_two(lengths):
         yield np.full((2, length, 3), number, np.float32), np.zeros((2, 1), np.float32)
 
 
-@pytest.mark.parametrize("lengths", [[4, 4, 4, 4], [4, 5, 6, 7]], ids=["equal", "varying"])
-def test_the_first_batch_of_a_generator_is_used_although_a_model_is_built_from_it(lengths):
+LENGTHS = {"equal": [4, 4, 4, 4], "varying": [4, 5, 6, 7]}
+
+
+@pytest.mark.parametrize("case", some_of(LENGTHS, "varying"))
+def test_the_first_batch_of_a_generator_is_used_although_a_model_is_built_from_it(case):
+    lengths = LENGTHS[case]
     assert len(ctl.predict(Pooling(), (x for x, _ in batches_of_two(lengths)))) == 8
     model = Pooling()
     model.compile("sgd", "mse")
@@ -275,9 +279,13 @@ class Events(keras.callbacks.Callback):
         self.calls.append("tested")
 
 
-@pytest.mark.parametrize("has_callbacks", [True, False])
-@pytest.mark.parametrize(("length", "epochs"), [(3, [0]), (10, [0, 1]), (7, [0])])
-def test_a_generator_that_ends_early_ends_its_epoch_with_a_warning(length, epochs, has_callbacks, caplog):
+EARLY_ENDS = [(length, has_callbacks) for length in (3, 10, 7) for has_callbacks in (True, False)]
+
+
+@pytest.mark.parametrize("case", some_of(EARLY_ENDS, (3, False), (10, True)), ids=str)
+def test_a_generator_that_ends_early_ends_its_epoch_with_a_warning(case, caplog):
+    length, has_callbacks = case
+    epochs = [0, 1] if length == 10 else [0]
     x, y, _ = numbers()
     events = Events()
     history = ctl.fit(

@@ -215,7 +215,7 @@ def fit_history(make, fit, strategy=None, data=None):
 
 
 @pytest.mark.parametrize(
-    "case", some_of(REFUSED, "a root of a mean", "a metric of the batch", "a maximum", "an added sum")
+    "case", some_of(REFUSED, "a root of a mean", "an added sum")
 )
 def test_a_number_that_would_differ_is_refused_on_two_replicas_only(case, two_replicas):
     make, message = REFUSED[case]
@@ -261,9 +261,6 @@ def test_outputs_are_compared_with_their_own_targets_only(two_replicas):
 def test_a_metric_that_counts_batches_is_named_in_a_warning(two_replicas, caplog):
     fit_history(lambda: regression(metrics=[MeanOfBatches]), ctl.fit, two_replicas)
     assert "The metric 'batches' counts batches, not examples" in caplog.text
-    caplog.clear()
-    fit_history(lambda: regression(metrics=[Total, by_example]), ctl.fit, two_replicas)
-    assert "counts batches" not in caplog.text
 
 
 class Counting(keras.layers.Layer):
@@ -323,7 +320,7 @@ def test_the_loss_of_one_of_two_outputs_is_detected(two_replicas):
 
 
 @pytest.mark.parametrize(
-    "case", some_of(ACCEPTED, "by example", "a loss of Keras inside", "an added mean", "a metric of sums")
+    "case", some_of(ACCEPTED, "by example", "a metric of sums")
 )
 def test_a_number_that_is_a_mean_or_a_sum_over_examples_is_that_of_one_device(case, two_replicas, caplog):
     expected, actual = (
@@ -333,6 +330,7 @@ def test_a_number_that_is_a_mean_or_a_sum_over_examples_is_that_of_one_device(ca
     for name, values in expected.items():
         assert actual[name] == pytest.approx(values, rel=1e-4), name
     assert "add are taken as means" not in caplog.text
+    assert "counts batches" not in caplog.text
 
 
 def test_added_losses_with_random_numbers_are_named_in_a_warning(two_replicas, caplog):
@@ -349,11 +347,11 @@ class OnBatch(keras.callbacks.Callback):
         logs["error"] = float(np.ravel(self.model.test_on_batch(x, y))[0])
 
 
-def test_callbacks_call_the_model_with_one_batch_as_on_one_device(two_replicas):
+@pytest.mark.parametrize("replicas", some_of([1, 2], 2))
+def test_callbacks_call_the_model_with_one_batch_as_on_one_device(replicas, two_replicas):
     def fit(fit_method):
         return lambda model, *data, **options: fit_method(model, *data, callbacks=[OnBatch()], **options)
 
     expected = fit_history(regression, fit(keras.Model.fit))
-    for strategy in (None, two_replicas):
-        actual = fit_history(regression, fit(ctl.fit), strategy)
-        assert {name: pytest.approx(values, rel=1e-4) for name, values in expected.items()} == actual
+    actual = fit_history(regression, fit(ctl.fit), two_replicas if replicas == 2 else None)
+    assert {name: pytest.approx(values, rel=1e-4) for name, values in expected.items()} == actual

@@ -49,7 +49,7 @@ def test_a_step_with_examples_of_two_epochs_belongs_to_the_first_one():
     assert [length.epoch_of(step) for step in range(1, 7)] == [1, 1, 1, 2, 2, 3]
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("epochs", some_of([1, 3], 3))
 def test_the_last_epoch_is_the_number_of_requested_epochs(epochs, capsys):
     class Uneven(Data):
         def train_data(self, batch_size):

@@ -144,7 +144,7 @@ def test_two_replicas_have_a_time_for_communication(short_measurement, monkeypat
     assert not profile["can_send_16_bits"], "there is no network between replicas of one process"
 
 
-@pytest.mark.parametrize("steps", [100, 6])
+@pytest.mark.parametrize("steps", some_of([100, 6], 6))
 def test_the_steps_after_the_measurement_are_traced_for_tensorboard(
     short_measurement, monkeypatch, capsys, tmp_path, steps
 ):

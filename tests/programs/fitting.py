@@ -41,11 +41,12 @@ def two_outputs():
     return model
 
 
-def tagger():
+def tagger(recurrent=True):
     """Returns a model of masked sentences. The loss is the mean over all words in a batch."""
     model = keras.Sequential([
         keras.Input((5,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True),
-        layers.LSTM(6, return_sequences=True), layers.Dense(3, activation="softmax"),
+        *([layers.LSTM(6, return_sequences=True)] if recurrent else []),
+        layers.Dense(3, activation="softmax"),
     ])  # fmt: skip
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
@@ -154,6 +155,7 @@ CASES = {
     "endless dataset": (classifier, endless, {"steps_per_epoch": 7}),
     "two outputs": (two_outputs, sized, {}),
     "masks": (tagger, tagged_words, {}),
+    "masks, one layer": (lambda: tagger(recurrent=False), tagged_words, {}),
     "masks, whole batches": (tagger, lambda: tuple(a[:48] for a in tagged_words()), {}),
     "active": (active, lambda: (numbers()[0], numbers()[0][:, :1] * 2), VALIDATION_OF_ONE),
     "weighted scalar": (active, lambda: (numbers()[0], numbers()[0][:, :1] * 2),

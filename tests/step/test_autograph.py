@@ -3,6 +3,7 @@
 import ctl
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from ctl.data import pipeline
 from ctl.distribute.topology import Topology
 from small_models import Small, every_step, examples
@@ -62,7 +63,7 @@ def converted_files(monkeypatch):
     return converted_files
 
 
-@pytest.mark.parametrize("mode", KINDS)
+@pytest.mark.parametrize("mode", some_of(KINDS, "a loop", "parts", "two replicas"))
 def test_a_branch_on_a_tensor_becomes_part_of_the_graph_and_ctl_is_not_converted(mode, converted_files):
     trainer = WithBranch(mode, **KINDS[mode])
     results = trainer.train(2)

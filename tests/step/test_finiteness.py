@@ -10,6 +10,7 @@ from ctl.step import finiteness
 from small_models import every_step
 
 EXAMPLES, BATCH, BAD = 64, 8, 3  # the bad example is in the fourth batch of the order below
+PLACES = "loss", "gradient", "statistics"
 
 
 class Poisoned(ctl.Trainer):
@@ -59,7 +60,7 @@ def state_of(trained_trainer):
     return [v.numpy() for v in trained_trainer._prepared_trainer.state.variables.values()]
 
 
-@pytest.mark.parametrize("where", ["loss", "gradient", "statistics"])
+@pytest.mark.parametrize("where", some_of(PLACES, "gradient", "statistics"))
 def test_stop_names_step_and_culprit_and_the_update_is_not_applied(where):
     failing = trainer(where, "stop")
     culprit = "gradient" if where == "gradient" else "loss"
@@ -69,7 +70,7 @@ def test_stop_names_step_and_culprit_and_the_update_is_not_applied(where):
     assert all(np.isfinite(w).all() for w in failing.model.trainable_variables)
 
 
-@pytest.mark.parametrize("where", ["loss", "gradient"])
+@pytest.mark.parametrize("where", some_of(["loss", "gradient"], "gradient"))
 def test_the_replica_is_named(where, two_replicas):
     failing = trainer(where, "stop", two_replicas)
     with pytest.raises(ctl.NonFiniteError, match=f"Step 4: the {where} on replica 1 is NaN"):
@@ -84,7 +85,7 @@ def test_the_newest_checkpoint_is_named_and_it_is_from_before(tmp_path):
 
 
 @pytest.mark.parametrize("num_replicas", some_of([1, 2], 2))
-@pytest.mark.parametrize("where", ["loss", "gradient", "statistics"])
+@pytest.mark.parametrize("where", some_of(PLACES, "loss"))
 def test_a_skipped_step_changes_only_the_step_number(where, num_replicas, two_replicas):
     """The result is that of training on the data without this batch."""
     strategy = two_replicas if num_replicas == 2 else "default"
@@ -114,7 +115,7 @@ def test_a_skipped_step_changes_only_the_step_number(where, num_replicas, two_re
     assert skipping.step == 8
 
 
-@pytest.mark.parametrize("num_replicas", some_of([1, 2], 2))
+@pytest.mark.parametrize("num_replicas", some_of([1, 2], 1))
 @pytest.mark.parametrize("variant", ["accumulate", "in the graph"])
 def test_skipping_within_accumulation_and_within_long_loops(variant, num_replicas, two_replicas):
     class Skipping(Poisoned):
@@ -138,7 +139,7 @@ def test_skipping_within_accumulation_and_within_long_loops(variant, num_replica
     assert int(skipping.optimizer.iterations.numpy()) == 7
 
 
-@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize("hook", some_of([False, True], False))
 def test_rollback_restores_the_newest_checkpoint_and_skips_the_bad_data(hook, tmp_path, caplog):
     writer = ctl.MemoryWriter()
     members = {"policy": "rollback", **({"after_loop": lambda *_: None} if hook else {})}

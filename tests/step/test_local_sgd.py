@@ -85,7 +85,9 @@ def test_on_one_worker_the_outer_rate_scales_the_change_since_the_last_average()
         np.testing.assert_allclose(averaged, (start + end) / 2, atol=1e-6)
 
 
-@pytest.mark.parametrize(("before", "after"), [({}, OUTER), (OUTER, {})])
+@pytest.mark.parametrize(
+    ("before", "after"), [({}, OUTER), pytest.param(OUTER, {}, marks=pytest.mark.slow)]
+)
 def test_a_run_resumes_from_a_checkpoint_of_the_other_setting(tmp_path, before, after):
     weights_after(3, model_dir=str(tmp_path), **before)
     resumed = Small(strategy="default", writers=[], model_dir=str(tmp_path), **after)

@@ -50,7 +50,8 @@ def test_the_numbers_are_those_of_numpy():
 
 
 @pytest.mark.parametrize("options", [
-    {"strategy": "two", "gradients": {"accumulate_steps": 3}}, {"strategy": "default", "jit_compile": True},
+    {"strategy": "two", "gradients": {"accumulate_steps": 3}},
+    pytest.param({"strategy": "default", "jit_compile": True}, marks=pytest.mark.slow),
     pytest.param({"strategy": "two"}, marks=pytest.mark.slow),
     pytest.param({"strategy": "default", "gradients": {"accumulate_steps": 4}}, marks=pytest.mark.slow),
 ], ids=str)  # fmt: skip

@@ -16,7 +16,13 @@ KINDS = {"keras3": Averaged, "tf_keras": AveragedTfKeras, "own": AveragedByHand}
 STEPS = 6
 
 
-@pytest.fixture(params=["default", "two"])
+ON_ONE_DEVICE, ON_TWO = (
+    pytest.mark.parametrize("strategy", some_of(["default", "two"], name), indirect=True)
+    for name in ("default", "two")
+)  # the other one is slow
+
+
+@pytest.fixture
 def strategy(request, two_replicas):
     return two_replicas if request.param == "two" else "default"
 
@@ -48,6 +54,7 @@ def flat(arrays):
     return np.concatenate([np.ravel(a) for a in arrays])
 
 
+@ON_TWO
 @pytest.mark.parametrize("variant", some_of(KINDS, "keras3"))
 def test_a_model_is_evaluated_exported_and_predicts_with_its_averages(variant, strategy, tmp_path):
     raw, slow, loss = numpy_training(variant)
@@ -65,6 +72,7 @@ def test_a_model_is_evaluated_exported_and_predicts_with_its_averages(variant, s
     np.testing.assert_allclose(flat(weights(trainer)), raw, atol=1e-5)
 
 
+@ON_ONE_DEVICE
 @pytest.mark.parametrize("variant", some_of(KINDS, "keras3"))
 def test_evaluations_do_not_change_the_training_and_its_resume(variant, strategy, tmp_path):
     unbroken = make_trainer(variant, strategy)
@@ -78,6 +86,7 @@ def test_evaluations_do_not_change_the_training_and_its_resume(variant, strategy
     assert unbroken.evaluate() == resumed.evaluate()
 
 
+@ON_ONE_DEVICE
 def test_the_weights_are_evaluated_if_evaluate_ema_is_false(strategy):
     raw, _, _ = numpy_training("keras3")
     x, y = Linear.arrays(None)
@@ -87,6 +96,7 @@ def test_the_weights_are_evaluated_if_evaluate_ema_is_false(strategy):
     assert trainer.evaluate()["loss"] == pytest.approx(expected, abs=1e-5)
 
 
+@ON_ONE_DEVICE
 def test_before_the_first_step_there_are_no_averages(strategy):
     x, y = Linear.arrays(None)
     expected = np.mean((x[:13] @ np.full([3], 0.3) - y[:13]) ** 2)

@@ -6,7 +6,7 @@ import time
 
 import ctl
 import pytest
-from conftest import TIMEOUT_SECS
+from conftest import TIMEOUT_SECS, some_of
 from ctl.supervision import heartbeat
 from ctl.supervision.beat_file import PollClock
 from ctl.supervision.heartbeat import Heartbeat
@@ -186,7 +186,9 @@ def test_a_trainer_records_phases_without_steps(tmp_path, monkeypatch):
     assert phases == [*start_phases, "training", *save_phases, *loop_phases, *save_phases]
 
 
-@pytest.mark.parametrize("method", ["build", "train_data", "train_step", "eval_step"])
+@pytest.mark.parametrize(
+    "method", some_of(["build", "train_data", "train_step", "eval_step"], "build", "eval_step")
+)
 def test_a_hang_before_the_first_step_is_detected_too(monkeypatch, method):
     ended = []
     monkeypatch.setattr(heartbeat, "current", Heartbeat(beat_secs=0.01, end=ended.append))
@@ -210,7 +212,7 @@ def test_a_hang_before_the_first_step_is_detected_too(monkeypatch, method):
     assert ended[0] == 134
 
 
-@pytest.mark.parametrize("step_timeout_secs", [0.0, 30.0])
+@pytest.mark.parametrize("step_timeout_secs", some_of([0.0, 30.0], 30.0))
 def test_a_run_with_progress_continues(step_timeout_secs):
     class Timed(Small):
         pass

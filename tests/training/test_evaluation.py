@@ -5,11 +5,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from ctl.checkpoints import commit
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.retention import Keep
 from small_models import Small, every_step, examples
 
+ERRORS = tf.errors.UnavailableError, tf.errors.AbortedError
 EVERY_2 = {"save": ctl.Every(steps=2), "evaluate": ctl.Every(steps=2)}
 
 
@@ -64,7 +66,7 @@ def test_a_checkpoint_is_saved_before_an_evaluation_without_a_due_save(tmp_path)
     assert calls[1:] == ["save 2", "evaluate", "amend 2", "save 4", "evaluate", "amend 4"]
 
 
-@pytest.mark.parametrize("error_class", [tf.errors.UnavailableError, tf.errors.AbortedError])
+@pytest.mark.parametrize("error_class", some_of(ERRORS, tf.errors.UnavailableError))
 @pytest.mark.parametrize("where", ["eval_data", "after_loop"])
 def test_a_tensorflow_error_of_a_single_process_loses_no_step(tmp_path, error_class, where):
     class Failing(Small):
@@ -137,6 +139,7 @@ def test_a_failing_evaluation_saves_the_steps_before_it(tmp_path):
     assert trainer_of(tmp_path, []).train(4) == trainer_of(tmp_path / "whole", []).train(4)
 
 
+@pytest.mark.slow  # a failing evaluation is repeated in the same way
 def test_a_signal_interrupts_an_evaluation_which_is_repeated_after_a_resume(tmp_path):
     import os
     import signal

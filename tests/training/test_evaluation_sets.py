@@ -10,11 +10,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import some_of
 from ctl.training import evaluation
 from small_models import Small, examples
 from tensorboard_runs import LAYOUT, accumulated
 
-REPLICAS = [{}, {"strategy": "mirrored", "num_virtual_devices": 2}]
+STRATEGIES = {"default": {}, "two": {"strategy": "mirrored", "num_virtual_devices": 2}}
 
 
 def noisy(x):
@@ -61,8 +62,9 @@ class OneSet(SeveralSets):
         return self.open_set(self.set_name, batch_size)
 
 
-@pytest.mark.parametrize("options", REPLICAS)
-def test_each_set_has_the_metrics_of_an_evaluation_of_its_own(options):
+@pytest.mark.parametrize("strategy", some_of(STRATEGIES, "two"))
+def test_each_set_has_the_metrics_of_an_evaluation_of_its_own(strategy):
+    options = STRATEGIES[strategy]
     means = SeveralSets(writers=[], **options).evaluate()
     assert list(means) == ["clean/loss", "clean/accuracy", "noisy/loss", "noisy/accuracy"]
     for name in ("clean", "noisy"):
@@ -119,6 +121,7 @@ def test_tensorboard_shows_a_run_for_each_set_also_after_a_restart(tmp_path):
     assert [r["step"] for r in rows if r["run"] == "eval" and "clean/loss" in r] == [2, 4]
 
 
+@pytest.mark.slow
 def test_tensorboard_hides_the_points_after_the_step_of_a_restart_also_without_an_evaluation(tmp_path):
     SeveralSets(model_dir=str(tmp_path), eval_every_steps=2).train(4)
     shutil.rmtree(tmp_path / "checkpoints" / "ckpt-4")

@@ -67,7 +67,7 @@ def weights_of_manual_training():
     return weights(trainer)
 
 
-@pytest.mark.parametrize("steps_per_loop", [1, 3])
+@pytest.mark.parametrize("steps_per_loop", some_of([1, 3], 3))
 @pytest.mark.parametrize("where", some_of(["default", "two"], "two"))
 def test_a_layer_frozen_by_a_hook_is_not_trained(two_replicas, where, steps_per_loop, caplog):
     trainer = Freezes(
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_a_frozen_layer_is_restored_into_the_same_layer(tmp_path
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("framework", ["keras3", "tf_keras"])
+@pytest.mark.parametrize("framework", some_of(["keras3", "tf_keras"], "keras3"))
 def test_a_layer_that_is_trained_later_needs_an_optimizer_built_with_it(framework):
     class Unfreezing(Small):
         builds_all = False

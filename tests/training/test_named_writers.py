@@ -6,7 +6,7 @@ import sys
 import ctl
 import numpy as np
 import pytest
-from conftest import PROGRAMS
+from conftest import PROGRAMS, some_of
 from ctl.metrics.protocol import Ended, Exported, Joined, Started
 from ctl.trackers.run_ids import run_id_of
 from fitting import classifier
@@ -20,17 +20,18 @@ def files_of(directory):
     return {path.name for path in directory.iterdir()} & FILES
 
 
-@pytest.mark.parametrize(
-    ("names", "files", "has_console"),
-    [
-        (["console"], set(), True),
-        (("jsonl",), {"metrics.jsonl"}, False),
-        ("tensorboard,console", {"logs"}, True),
-        ([], set(), False),
-        (None, FILES, True),
-    ],
-)
-def test_names_replace_the_default_writers(names, files, has_console, tmp_path, capsys):
+WRITERS = {
+    "console": (["console"], set(), True),
+    "jsonl": (("jsonl",), {"metrics.jsonl"}, False),
+    "two": ("tensorboard,console", {"logs"}, True),
+    "none": ([], set(), False),
+    "default": (None, FILES, True),
+}
+
+
+@pytest.mark.parametrize("case", some_of(WRITERS, "jsonl", "two", "default"))
+def test_names_replace_the_default_writers(case, tmp_path, capsys):
+    names, files, has_console = WRITERS[case]
     Small(strategy="default", model_dir=str(tmp_path), writers=names, intervals=every_step()).train(2)
     assert files_of(tmp_path) == files and ("done at step 2" in capsys.readouterr().out) == has_console
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from conftest import some_of
 from small_models import Small
 
 LIBRARIES = {"keras3": keras, "tf_keras": tf_keras}
@@ -50,9 +51,15 @@ def train(trainer, steps=STEPS):
     return result["loss"], [np.asarray(w) for w in trainer.model.get_weights()]
 
 
-@pytest.mark.parametrize("framework", ["keras3", "tf_keras"])
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
-def test_the_numbers_are_those_of_a_program_that_sets_the_policy(policy, framework):
+POLICIES = "float32", "mixed_bfloat16", "mixed_float16"
+CASES = [(policy, framework) for policy in POLICIES for framework in LIBRARIES]
+
+
+@pytest.mark.parametrize(
+    "case", some_of(CASES, ("mixed_bfloat16", "keras3"), ("mixed_float16", "tf_keras")), ids="-".join
+)
+def test_the_numbers_are_those_of_a_program_that_sets_the_policy(case):
+    policy, framework = case
     loss, weights = train(Small(precision=policy, framework=framework, optimizer="adam", writers=[]))
     expected_loss, expected_weights = train(OwnPolicy(policy, framework=framework, optimizer="adam"))
     assert loss == expected_loss
@@ -61,7 +68,7 @@ def test_the_numbers_are_those_of_a_program_that_sets_the_policy(policy, framewo
     assert get_policy(framework).name == "float32", "the policy of the program is restored"
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("policy", some_of(["mixed_bfloat16", "mixed_float16"], "mixed_float16"))
 def test_two_replicas_have_the_numbers_of_one_device(policy):
     loss, weights = train(Small(precision=policy, writers=[]))
     options = {"strategy": "mirrored", "num_virtual_devices": 2}
@@ -165,8 +172,10 @@ def test_a_resume_reports_another_precision(tmp_path, caplog):
     assert "precision: mixed_bfloat16 before, float32 now" in caplog.text
 
 
-@pytest.mark.parametrize("policies", [("mixed_float16", "float32"), ("float32", "mixed_float16"),
-                                      ("float32", "bfloat16")])  # fmt: skip
+CHANGES = [("mixed_float16", "float32"), ("float32", "mixed_float16"), ("float32", "bfloat16")]
+
+
+@pytest.mark.parametrize("policies", some_of(CHANGES, ("mixed_float16", "float32")), ids="-".join)
 def test_a_checkpoint_of_another_precision_is_refused_with_a_hint(policies, tmp_path):
     before, now = policies
     train(Small(precision=before, model_dir=str(tmp_path), writers=[]), 1)
