@@ -8,8 +8,8 @@ from collections.abc import Sequence
 def partners_of(count: int) -> tuple[frozenset[int], ...]:
     """Returns the partners of each of `count` ranks, about 2 log2(count) for each.
 
-    These are the ranks at a distance of a power of two on the ring, for `rings` and `trees`, and the
-    partners of recursive doubling in `allreduce`, with the two ranks of a fold.
+    These are the ranks at a distance of a power of two on the ring, for `rings`, `trees` and the folds of
+    `allreduce`, and the partners of recursive doubling in `allreduce`.
     """
     partners: list[set[int]] = [set() for _ in range(count)]
     distances = [1 << i for i in range((count - 1).bit_length())]
@@ -21,8 +21,6 @@ def partners_of(count: int) -> tuple[frozenset[int], ...]:
         for distance in distances:
             if index ^ distance < num_active:
                 _add_pair(partners, active_rank(index, count), active_rank(index ^ distance, count))
-    for i in range(count - num_active):
-        _add_pair(partners, 2 * i, 2 * i + 1)
     return tuple(frozenset(ranks) for ranks in partners)
 
 
