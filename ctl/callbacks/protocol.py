@@ -91,30 +91,57 @@ class Callback:
     rollback: bool = False
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
-        """Called with the means of `run`, "train" at logs or "eval" at evaluations."""
+        """Called at logs and evaluations.
+
+        Args:
+          step: Number of completed steps.
+          values: Name -> mean.
+          run: "train" for means of the steps since the last log, "eval" for those of an evaluation.
+        """
         return None
 
     def on_begin(self, step: int, run: str) -> Decision | None:
-        """Called with "eval" before an evaluation, and with "train" before the steps that follow `step`.
+        """Called before an evaluation, and before the steps that follow a log, an evaluation or a save.
 
-        The latter is at the start of a run and after each log, evaluation or save.
+        Args:
+          step: Number of completed steps.
+          run: "eval" before an evaluation. "train" before steps, also before the first one of a run.
         """
         return None
 
     def before_training(self, trainer: Any, step: int) -> Decision | bool | None:
-        """Called before the first step of a run."""
+        """Called before the first step of a run.
+
+        Args:
+          trainer: The trainer.
+          step: Number of completed steps, more than 0 after a resume.
+        """
         return None
 
     def after_epoch(
         self, trainer: Any, epoch: int, step: int, means: Mapping[str, float]
     ) -> Decision | bool | None:
-        """Called when an epoch is complete, with the newest logged means."""
+        """Called when an epoch is complete.
+
+        Args:
+          trainer: The trainer.
+          epoch: Number of completed epochs.
+          step: Number of completed steps.
+          means: The newest logged means by name.
+        """
         return None
 
     def after_evaluation(
         self, trainer: Any, step: int, means: Mapping[str, float], metrics: Mapping[str, Any]
     ) -> Decision | bool | None:
-        """Called after an evaluation, with its Keras metrics by name."""
+        """Called after an evaluation.
+
+        Args:
+          trainer: The trainer.
+          step: Number of completed steps.
+          means: Name -> mean of the evaluation.
+          metrics: Keras metrics by name.
+        """
         return None
 
     @property

@@ -6,6 +6,16 @@ Each process is one rank. Start the ranks with `ctlrun -np 2 python train.py`. S
 from typing import Any
 
 from ctl.hvd.advice import check_sharding, checkpoint_dir, scale_learning_rate, scale_steps, shard
+from ctl.hvd.arguments import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    check_num_rank_power_of_2,
+    handle_average_backwards_compatibility,
+)
 from ctl.hvd.built import (
     ccl_built,
     cuda_built,
@@ -29,22 +39,14 @@ from ctl.hvd.errors import (
 from ctl.hvd.hooks import BroadcastGlobalVariablesHook, broadcast_global_variables
 from ctl.hvd.objects import allgather_object, broadcast_object, broadcast_object_fn
 from ctl.hvd.ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
     allgather,
     allreduce,
     alltoall,
     barrier,
     broadcast,
-    check_num_rank_power_of_2,
     grouped_allgather,
     grouped_allreduce,
     grouped_reducescatter,
-    handle_average_backwards_compatibility,
     join,
     reducescatter,
 )

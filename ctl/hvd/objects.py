@@ -24,10 +24,18 @@ def broadcast_object(
 ) -> Any:
     """Returns the object of `root_rank` on every rank. Collective. The root gets its own object unchanged.
 
-    Supported objects are None, numbers, strings, bytes, lists, tuples, sets, dicts, NumPy arrays and eager
-    tensors of these. Other objects raise UsageError on every rank. With `allow_pickle` on all ranks they
-    are pickled. Use it only if every rank is trusted, because unpickling can execute code.
-    `session` is ignored.
+    Args:
+      obj: The object: None, a number, string, bytes, list, tuple, set, dict, NumPy array or eager tensor.
+        Objects may contain others. Only that of `root_rank` is used.
+      root_rank: Rank in the job, also with a process set.
+      session: Ignored.
+      name: Name that pairs the calls of different ranks.
+      process_set: Participating ranks.
+      allow_pickle: True on all ranks to pickle other objects. Use it only if every rank is trusted, because
+        unpickling can execute code.
+
+    Raises:
+      UsageError: On every rank, for another object without `allow_pickle`, or another root rank.
     """
     packed_object = _pack_object(obj, allow_pickle) if process.rank() == root_rank else b""
     index = _find_index(root_rank, process_set)
@@ -46,7 +54,15 @@ def allgather_object(
     *,
     allow_pickle: bool = False,
 ) -> list[Any]:
-    """Returns the objects of all ranks in order. Collective. For the types see `broadcast_object`."""
+    """Returns the objects of all ranks in order. Collective.
+
+    Args:
+      obj: The object of this rank. For the types see `broadcast_object`.
+      session: Ignored.
+      name: Name that pairs the calls of different ranks.
+      process_set: Participating ranks.
+      allow_pickle: True on all ranks to pickle other objects.
+    """
     parts = _gather_bytes(
         _pack_object(obj, allow_pickle), f"HorovodAllgatherObject.{name or ''}", process_set
     )
@@ -59,7 +75,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns a function that calls `broadcast_object` with its argument."""
+    """Returns a function that calls `broadcast_object` with its argument. See there for the arguments."""
 
     def broadcast(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)

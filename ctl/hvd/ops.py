@@ -14,42 +14,21 @@ import tensorflow as tf
 from ctl.collectives import arithmetic, tensor_ops
 from ctl.collectives.calls import Call
 from ctl.collectives.gradients import run_with_gradient
+from ctl.hvd.arguments import (
+    Average,
+    Sum,
+    check_reduction,
+    default_name,
+    graph_name,
+    handle_average_backwards_compatibility,
+    to_tensor,
+)
 from ctl.hvd.compression import Compression, effective_compression
 from ctl.hvd.errors import RefusedError
 from ctl.hvd.process_sets import ProcessSet, global_process_set, resolve_process_set
 from ctl.hvd.run_time import index_op, rank_op, size_op
 
-Average, Sum, Adasum = arithmetic.AVERAGE, arithmetic.SUM, arithmetic.ADASUM
-Min, Max, Product = arithmetic.MIN, arithmetic.MAX, arithmetic.PRODUCT
-
 _do_not_convert = tf.autograph.experimental.do_not_convert
-_UNSUPPORTED_DTYPES = {dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.variant)}
-
-
-def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
-    """Returns the reduction of `op` and the deprecated `average`. Raises ValueError if both are given."""
-    if op is not None and average is not None:
-        raise ValueError("got op and average; expected op only, because average is deprecated.")
-    if op is None:
-        return Sum if average is False else Average
-    return check_reduction(op)
-
-
-def check_reduction(op: int) -> int:
-    """Returns `op` if it is a valid reduction. Raises RefusedError for Adasum, otherwise ValueError."""
-    if op == Adasum:
-        raise RefusedError(
-            "Adasum is not supported. Use op=hvd.Average and increase the learning rate gradually with "
-            "hvd.callbacks.LearningRateWarmupCallback."
-        )
-    if op not in arithmetic.OPS:
-        raise ValueError(f"op is {op!r}; expected hvd.Average, Sum, Min, Max or Product.")
-    return op
-
-
-def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Returns True if `num_rank` is a power of 2: 1, 2, 4, 8, ..."""
-    return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 @_do_not_convert
@@ -103,7 +82,21 @@ def grouped_allreduce(
     name: str | None = None,
     _name_prefix: str = "HorovodGroupedAllreduce",
 ) -> list[Any]:
-    """Returns `allreduce` of each of several tensors, of any types and shapes, in one exchange."""
+    """Returns `allreduce` of each of several tensors, of any types and shapes, in one exchange.
+
+    Args:
+      tensors: Tensors or `tf.IndexedSlices`. The other arguments are those of `allreduce`.
+      average: Deprecated. False is `op=Sum`.
+      device_dense: Ignored.
+      device_sparse: Ignored.
+      compression: Compression of dense tensors that are sent through a network.
+      op: Average (default), Sum, Min, Max or Product.
+      prescale_factor: Factor of the tensors before the reduction.
+      postscale_factor: Factor of the results.
+      process_set: Participating ranks.
+      ignore_name_scope: True to omit the name scope of a graph from the name.
+      name: Name that pairs the calls of different ranks.
+    """
     op = handle_average_backwards_compatibility(op, average)
     if not len(tensors):
         return list(tensors)
@@ -117,8 +110,8 @@ def grouped_allreduce(
         for i, reduced_slices in zip(sparse, reduced, strict=True):
             results[i] = reduced_slices
     if dense:
-        dense_tensors = [_to_tensor(tensors[i]) for i in dense]
-        default = _default_name(_name_prefix, dense_tensors)
+        dense_tensors = [to_tensor(tensors[i]) for i in dense]
+        default = default_name(_name_prefix, dense_tensors)
         compression = effective_compression(compression)
         packed, contexts = zip(*[compression.compress(t) for t in dense_tensors], strict=True)
         call = Call("allreduce", "", process_set, op, prescale_factor, postscale_factor)
@@ -162,7 +155,7 @@ def _allreduce_dense(call: Call, tensors: Any, name: Any, default: Any) -> list[
                 f"allreduce with op={arithmetic.OPS[call.op]} has no gradient; expected hvd.Sum or "
                 "hvd.Average. Wrap the tensor in tf.stop_gradient() if it needs no gradient."
             )
-        dense = [tf.convert_to_tensor(g) for g in gradients]
+        dense = [tf.convertto_tensor(g) for g in gradients]
         return _allreduce_dense(call, dense, None, f"{default}_grad")
 
     def forward(*inputs: Any) -> Any:
@@ -178,7 +171,14 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Concatenates the tensors `[n, ...]` of all ranks in rank order. n may differ, and may be 0."""
+    """Concatenates the tensors of all ranks in rank order.
+
+    Args:
+      tensor: Tensor `[n, ...]`; n may differ between ranks, and may be 0.
+      name: Name that pairs the calls of different ranks. Default: type and order of the calls.
+      ignore_name_scope: True to omit the name scope of a graph from the name.
+      process_set: Participating ranks.
+    """
     return _allgather_tensors([tensor], "HorovodAllgather", name, ignore_name_scope, process_set)[0]
 
 
@@ -189,7 +189,14 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Returns the `allgather` of several tensors in one exchange."""
+    """Returns the `allgather` of several tensors in one exchange.
+
+    Args:
+      tensors: Tensors `[n, ...]` of any types.
+      name: Name that pairs the calls of different ranks. Default: type and order of the calls.
+      ignore_name_scope: True to omit the name scope of a graph from the name.
+      process_set: Participating ranks.
+    """
     if not len(tensors):
         return list(tensors)
     return _allgather_tensors(tensors, "HorovodGroupedAllgather", name, ignore_name_scope, process_set)
@@ -198,8 +205,8 @@ def grouped_allgather(
 def _allgather_tensors(
     tensors: Any, name_prefix: Any, name: Any, ignore_name_scope: Any, process_set: Any
 ) -> list[tf.Tensor]:
-    inputs = [_to_tensor(t) for t in tensors]
-    default = _default_name(name_prefix, inputs)
+    inputs = [to_tensor(t) for t in tensors]
+    default = default_name(name_prefix, inputs)
     call = Call("allgather", "", process_set, ignores_scope=ignore_name_scope)
 
     def forward(*tensors_to_send: Any) -> Any:
@@ -208,7 +215,7 @@ def _allgather_tensors(
     def backward(outputs: Any, *gradients: Any) -> Any:
         *_, rows = outputs
         means = [
-            allreduce(g, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad{i}"))
+            allreduce(g, op=Average, process_set=process_set, name=graph_name(f"{default}_grad{i}"))
             for i, g in enumerate(gradients[:-1])
         ]
         return [_slice_own_rows(mean, rows[:, i], process_set) for i, mean in enumerate(means)]
@@ -230,16 +237,24 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Returns the tensor of `root_rank` (a global rank) on every rank."""
-    input_tensor = _to_tensor(tensor)
-    default = _default_name("HorovodBroadcast", [input_tensor])
+    """Returns the tensor of one rank on every rank.
+
+    Args:
+      tensor: Tensor with the same shape and type on all ranks.
+      root_rank: Rank in the job, also with a process set.
+      name: Name that pairs the calls of different ranks. Default: type and order of the calls.
+      ignore_name_scope: True to omit the name scope of a graph from the name.
+      process_set: Participating ranks.
+    """
+    input_tensor = to_tensor(tensor)
+    default = default_name("HorovodBroadcast", [input_tensor])
     call = Call("broadcast", "", process_set, root=root_rank, ignores_scope=ignore_name_scope)
 
     def forward(tensor_to_send: Any) -> Any:
         return tensor_ops.run_collective(call, [tensor_to_send], name, default)
 
     def backward(_: Any, gradient: Any) -> Any:
-        mean = allreduce(gradient, op=Average, process_set=process_set, name=_graph_name(f"{default}_grad"))
+        mean = allreduce(gradient, op=Average, process_set=process_set, name=graph_name(f"{default}_grad"))
         return [mean * tf.cast(tf.equal(rank_op(), root_rank), mean.dtype)]
 
     return run_with_gradient(forward, backward, [input_tensor])[0]
@@ -253,15 +268,22 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends rows of `tensor` `[n, ...]` to the ranks in rank order, and receives rows from them.
+    """Sends rows to each rank, and receives rows from each rank.
 
-    `splits` are the numbers of rows to send to each rank, `[ranks]` integers, by default equal numbers.
-    Returns the received rows in rank order and, with `splits`, the rows from each rank, `[ranks]` int32.
+    Args:
+      tensor: Tensor `[n, ...]` with the rows to send, in rank order.
+      splits: Number of rows to send to each rank, `[ranks]` integers. None: equal numbers.
+      name: Name that pairs the calls of different ranks. Default: type and order of the calls.
+      ignore_name_scope: True to omit the name scope of a graph from the name.
+      process_set: Participating ranks.
+
+    Returns:
+      The received rows in rank order and, with `splits`, the rows from each rank, `[ranks]` int32.
     """
-    inputs = [_to_tensor(tensor)]
-    default = _default_name("HorovodAlltoall", inputs)
+    inputs = [to_tensor(tensor)]
+    default = default_name("HorovodAlltoall", inputs)
     if splits is not None:
-        counts = tf.convert_to_tensor(splits)
+        counts = tf.convertto_tensor(splits)
         if not counts.dtype.is_integer:
             raise ValueError(f"splits has the type {counts.dtype.name}; expected integers.")
         inputs.append(tf.cast(counts, tf.int32))
@@ -272,7 +294,7 @@ def alltoall(
 
     def backward(outputs: Any, gradient: Any, _: Any) -> Any:
         returned_gradient, _ = alltoall(
-            gradient, outputs[1], process_set=process_set, name=_graph_name(f"{default}_grad")
+            gradient, outputs[1], process_set=process_set, name=graph_name(f"{default}_grad")
         )
         return [returned_gradient] if splits is None else [returned_gradient, None]
 
@@ -292,19 +314,24 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Reduces `[n, ...]` over ranks and returns this rank's rows. The first ranks get the remainder."""
-    return grouped_reducescatter(
-        [tensor],
-        device_dense,
-        compression,
-        op,
-        process_set,
-        prescale_factor,
-        postscale_factor,
-        name,
-        ignore_name_scope,
-        _name_prefix="HorovodReducescatter",
-    )[0]
+    """Reduces a tensor over ranks and returns the rows of this rank. The first ranks get the remainder.
+
+    Args:
+      tensor: Tensor `[n, ...]` with the same shape on all ranks.
+      device_dense: Ignored.
+      compression: Compression of tensors that are sent through a network.
+      op: Average, Sum, Min, Max or Product.
+      name: Name that pairs the calls of different ranks. Default: type and order of the calls.
+      process_set: Participating ranks.
+      ignore_name_scope: True to omit the name scope of a graph from the name.
+      prescale_factor: Factor of the tensor before the reduction.
+      postscale_factor: Factor of the result.
+    """
+    results = grouped_reducescatter(
+        [tensor], device_dense, compression, op, process_set, prescale_factor, postscale_factor, name,
+        ignore_name_scope, _name_prefix="HorovodReducescatter",
+    )  # fmt: skip
+    return results[0]
 
 
 @_do_not_convert
@@ -320,21 +347,14 @@ def grouped_reducescatter(
     ignore_name_scope: bool = False,
     _name_prefix: str = "HorovodGroupedReducescatter",
 ) -> list[tf.Tensor]:
-    """Returns the `reducescatter` of several tensors in one exchange."""
+    """Returns the `reducescatter` of several tensors in one exchange. See there for the arguments."""
     op = check_reduction(op)
     if not len(tensors):
         return list(tensors)
-    inputs = [_to_tensor(t) for t in tensors]
-    default = _default_name(_name_prefix, inputs)
-    call = Call(
-        "reducescatter",
-        "",
-        process_set,
-        op,
-        prescale_factor,
-        postscale_factor,
-        ignores_scope=ignore_name_scope,
-    )
+    inputs = [to_tensor(t) for t in tensors]
+    default = default_name(_name_prefix, inputs)
+    call = Call("reducescatter", "", process_set, op, prescale_factor, postscale_factor)
+    call = replace(call, ignores_scope=ignore_name_scope)
     compression = effective_compression(compression)
     packed, contexts = zip(*[compression.compress(t) for t in inputs], strict=True)
 
@@ -345,7 +365,7 @@ def grouped_reducescatter(
         factor = prescale_factor * postscale_factor
         if op == Sum:
             factor = factor * len(resolve_process_set(process_set)[1])
-        names = [_graph_name(f"{default}_grad{i}") for i in range(len(gradients))]
+        names = [graph_name(f"{default}_grad{i}") for i in range(len(gradients))]
         scaled = [g * tf.cast(factor, g.dtype) for g in gradients]
         return [allgather(g, process_set=process_set, name=n) for g, n in zip(scaled, names, strict=True)]
 
@@ -355,7 +375,12 @@ def grouped_reducescatter(
 
 @_do_not_convert
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Blocks until all ranks have called it. In a graph of `tf.compat.v1` it returns an operation."""
+    """Blocks until all ranks have called it. In a graph of `tf.compat.v1` it returns an operation.
+
+    Args:
+      process_set: Participating ranks.
+      name: Name that pairs the calls of different ranks.
+    """
     call = Call("barrier", "", process_set)
     if tf.executing_eagerly():
         tensor_ops.run_collective(call, [], name, "HorovodBarrier")
@@ -371,30 +396,3 @@ def join(device: int = -1) -> int:
         "the loop: steps = int(hvd.allreduce(tf.constant(steps), op=hvd.Min)); or call repeat() and "
         "take(steps) on the dataset."
     )
-
-
-def _to_tensor(value: Any) -> tf.Tensor:
-    if isinstance(value, tf.IndexedSlices):
-        raise NotImplementedError("got tf.IndexedSlices; expected a tensor (tf.convert_to_tensor).")
-    is_eager = tf.executing_eagerly() and isinstance(value, tf.Tensor)
-    tensor = value if is_eager else tf.convert_to_tensor(value)
-    if tensor.dtype.as_datatype_enum in _UNSUPPORTED_DTYPES:
-        raise TypeError(
-            f"got a tensor of the type {tensor.dtype.name}; expected a numeric or bool type. Send strings "
-            "with hvd.allgather_object() or hvd.broadcast_object()."
-        )
-    return tensor
-
-
-def _default_name(name_prefix: str, tensors: Sequence[tf.Tensor]) -> str:
-    """Returns the default name. In a graph it contains the names of the first and the last tensor."""
-    if tf.executing_eagerly():
-        return name_prefix
-    end_tensors = tensors if len(tensors) == 1 else [tensors[0], tensors[-1]]
-    # the name of a captured tensor of a function is a number, which differs between ranks
-    names = ["captured" if tensor.name[0].isdigit() else tensor.name for tensor in end_tensors]
-    return "_".join([name_prefix, *(n.replace(":", "_").replace("/", "_") for n in names)])
-
-
-def _graph_name(name: str) -> str | None:
-    return None if tf.executing_eagerly() else name

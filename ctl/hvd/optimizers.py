@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3
 from ctl.errors import UsageError
-from ctl.hvd import ops
+from ctl.hvd import arguments
 from ctl.hvd.compression import Compression
 from ctl.hvd.keras3_optimizers import Distributed, Keras3, add_loss_scale, distributed
 from ctl.hvd.process_sets import ProcessSet, global_process_set
@@ -28,7 +28,7 @@ def DistributedOptimizer(
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
-    op: int = ops.Average,
+    op: int = arguments.Average,
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
@@ -83,7 +83,7 @@ def DistributedOptimizer(
 
 def DistributedDeltaAdasumOptimizer(*args: Any, **options: Any) -> Any:
     """Raises RefusedError, as does op=Adasum."""
-    return Reduction("DistributedDelta", op=ops.Adasum)
+    return Reduction("DistributedDelta", op=arguments.Adasum)
 
 
 def layer_variables(local_layers: Any) -> list[Any]:
@@ -118,5 +118,5 @@ def _check(optimizer: Any, passes: int, op: int) -> None:
         )
     if passes < 1:
         raise UsageError(f"backward_passes_per_step is {passes}; expected 1 or more.")
-    if op not in (ops.Average, ops.Sum, ops.Adasum):
+    if op not in (arguments.Average, arguments.Sum, arguments.Adasum):
         raise UsageError(f"op is {op}; expected hvd.Average or hvd.Sum for an optimizer.")

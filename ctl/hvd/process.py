@@ -197,7 +197,12 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Starts writing a Chrome trace of all collectives to a file on rank 0. A no-op on other ranks."""
+    """Starts writing a Chrome trace of all collectives on rank 0. A no-op on other ranks.
+
+    Args:
+      file_path: Path of the file (JSON).
+      mark_cycles: True to include the cycles of the coordinator.
+    """
     if engine().ranks.rank == 0:
         engine().timeline.start(file_path, mark_cycles=mark_cycles)
 

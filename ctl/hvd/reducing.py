@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.collectives import contents
 from ctl.errors import UsageError
-from ctl.hvd import ops, process
+from ctl.hvd import arguments, ops, process
 from ctl.hvd.compression import Compression
 from ctl.hvd.process_sets import ProcessSet, global_process_set
 
@@ -40,7 +40,7 @@ class Reduction:
     """
 
     name: str
-    op: int = ops.Average
+    op: int = arguments.Average
     compression: Any = Compression.none
     sparse_as_dense: bool = False
     predivide: float = 1.0
@@ -51,8 +51,8 @@ class Reduction:
     scales_local: bool = True
 
     def __post_init__(self) -> None:
-        ops.check_reduction(self.op)
-        if self.predivide != 1.0 and self.op != ops.Average:
+        arguments.check_reduction(self.op)
+        if self.predivide != 1.0 and self.op != arguments.Average:
             raise UsageError(
                 f"gradient_predivide_factor is {self.predivide} with an op other than Average; "
                 "expected op=hvd.Average, or no factor."

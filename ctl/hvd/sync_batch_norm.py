@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 from ctl.errors import UsageError
-from ctl.hvd import ops, process
+from ctl.hvd import arguments, ops, process
 from ctl.hvd.process_sets import global_process_set
 from ctl.hvd.reducing import has_peers_in
 
@@ -37,7 +37,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         flat = [tf.reshape(part * count, [-1]) for part in (mean, variance + mean * mean)]
         sums = ops.allreduce(
             tf.concat([tf.reshape(count, [1]), *flat], 0),
-            op=ops.Sum,
+            op=arguments.Sum,
             name="SyncBatchNormalization",
             ignore_name_scope=True,
         )

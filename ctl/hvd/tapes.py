@@ -9,7 +9,7 @@ gradients = tape.gradient(loss, model.trainable_variables)
 from typing import Any
 
 import tensorflow as tf
-from ctl.hvd import ops
+from ctl.hvd import arguments
 from ctl.hvd.compression import Compression
 from ctl.hvd.optimizers import layer_variables, select_groups
 from ctl.hvd.process_sets import ProcessSet, global_process_set
@@ -69,7 +69,7 @@ def DistributedGradientTape(
     device_sparse: str = "",
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
-    op: int = ops.Average,
+    op: int = arguments.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
@@ -78,8 +78,21 @@ def DistributedGradientTape(
 ) -> Any:
     """Returns a copy of the tape and its records. Its method `gradient` returns reduced gradients.
 
-    The arguments are those of `DistributedOptimizer`; `op` may also be Min, Max or Product. An optimizer
-    that applies these gradients must not be distributed.
+    An optimizer that applies these gradients must not be distributed.
+
+    Args:
+      gradtape: Gradient tape that has recorded the loss.
+      device_dense: Ignored.
+      device_sparse: Ignored.
+      compression: Compression of dense gradients that are sent through a network.
+      sparse_as_dense: If True, converts tf.IndexedSlices to tensors before the exchange.
+      op: Average, Sum, Min, Max or Product.
+      gradient_predivide_factor: An average is divided by it before, and multiplied after, the sum.
+      num_groups: Deprecated name of `groups`.
+      groups: Number of exchanges, or lists of variables per exchange. Default: as few exchanges as
+        HOROVOD_FUSION_THRESHOLD (bytes per exchange) allows.
+      process_set: Ranks of the exchange. Other ranks get their own gradients.
+      scale_local_gradients: If True, divides gradients of `register_local_source` by the number of ranks.
     """
     reduction = Reduction(
         name="DistributedGradientTape",
@@ -104,7 +117,7 @@ def PartialDistributedGradientTape(
     device_sparse: str = "",
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
-    op: int = ops.Average,
+    op: int = arguments.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
@@ -112,9 +125,22 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Returns a `DistributedGradientTape` that does not exchange the gradients of `local_layers`.
+    """Returns a `DistributedGradientTape` that does not exchange the gradients of some layers.
 
-    `local_layers` are one layer or several layers that only this rank has.
+    Args:
+      gradtape: Gradient tape that has recorded the loss.
+      device_dense: Ignored.
+      device_sparse: Ignored.
+      compression: Compression of dense gradients that are sent through a network.
+      sparse_as_dense: If True, converts tf.IndexedSlices to tensors before the exchange.
+      op: Average, Sum, Min, Max or Product.
+      gradient_predivide_factor: An average is divided by it before, and multiplied after, the sum.
+      num_groups: Deprecated name of `groups`.
+      groups: Number of exchanges, or lists of variables per exchange. Default: as few exchanges as
+        HOROVOD_FUSION_THRESHOLD (bytes per exchange) allows.
+      process_set: Ranks of the exchange. Other ranks get their own gradients.
+      local_layers: One layer, or several layers, that only this rank has.
+      scale_local_gradients: If True, divides gradients of these layers by the number of ranks.
     """
     local_variables = layer_variables(local_layers)
     distributed_tape = DistributedGradientTape(

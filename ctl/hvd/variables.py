@@ -20,10 +20,18 @@ def broadcast_variables(
 ) -> Any:
     """Assigns the values of `variables` on `root_rank` to the variables of every rank. Collective.
 
-    Supports variables of TensorFlow, Keras 3 and tf_keras, and broadcasts them in one exchange. In a graph
-    of `tf.compat.v1` it returns the operation that assigns them. `inplace` is ignored, because values are
-    always assigned. Raises tf.errors.FailedPreconditionError on every rank if the variables of ranks differ
-    in number, shape or type.
+    Args:
+      variables: Variables of TensorFlow, Keras 3 and tf_keras, which are broadcast in one exchange.
+      root_rank: Rank in the job, also with a process set.
+      process_set: Participating ranks.
+      inplace: Ignored, because values are always assigned.
+
+    Returns:
+      In a graph of `tf.compat.v1` the operation that assigns the values, otherwise None.
+
+    Raises:
+      tf.errors.FailedPreconditionError: On every rank, if the variables of ranks differ in number, shape or
+        type.
     """
     variable_list = list(variables)
     if not variable_list:
@@ -42,7 +50,14 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Broadcasts as `broadcast_variables`, and returns the new values as tensors."""
+    """Broadcasts as `broadcast_variables`, and returns the new values as tensors.
+
+    Args:
+      variables: Variables to assign.
+      root_rank: Rank in the job, also with a process set.
+      name: Name that pairs the calls of different ranks.
+      process_set: Participating ranks.
+    """
     variable_list = list(variables)
     values = _broadcast(variable_list, root_rank, name, process_set) if variable_list else []
     assignments = [variable.assign(value) for variable, value in zip(variable_list, values, strict=True)]

@@ -8,6 +8,7 @@ older versions.
 
 from typing import Any
 
+from ctl.hvd.arguments import Adasum, Average, Max, Min, Product, Sum
 from ctl.hvd.built import (
     ccl_built,
     cuda_built,
@@ -26,7 +27,7 @@ from ctl.hvd.keras.loading import load_model
 from ctl.hvd.keras.optimizers import DistributedOptimizer, PartialDistributedOptimizer
 from ctl.hvd.keras.values import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
 from ctl.hvd.objects import allgather_object, broadcast_object
-from ctl.hvd.ops import Adasum, Average, Max, Min, Product, Sum, barrier, join
+from ctl.hvd.ops import barrier, join
 from ctl.hvd.process import (
     cross_rank,
     cross_size,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ctl.hvd import ops
+from ctl.hvd import arguments
 from ctl.hvd import optimizers as optimizers_lib
 from ctl.hvd.compression import Compression
 from ctl.hvd.process_sets import ProcessSet, global_process_set
@@ -16,7 +16,7 @@ def DistributedOptimizer(
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: int = ops.Average,
+    op: int = arguments.Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
@@ -51,7 +51,7 @@ def PartialDistributedOptimizer(
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: int = ops.Average,
+    op: int = arguments.Average,
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import tensorflow as tf
-from ctl.hvd import hooks, ops
+from ctl.hvd import arguments, hooks, ops
 from ctl.hvd.compression import Compression
 
 
@@ -45,7 +45,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     return _evaluate(ops.broadcast(tf.convert_to_tensor(value), root_rank, name=name))
 
 
-def reducescatter(value: Any, name: str | None = None, op: int = ops.Average) -> Any:
+def reducescatter(value: Any, name: str | None = None, op: int = arguments.Average) -> Any:
     """Returns this rank's part, along the first dimension, of the value reduced over ranks."""
     return _evaluate(ops.reducescatter(tf.convert_to_tensor(value), op=op, name=name))
 
