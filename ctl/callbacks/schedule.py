@@ -108,7 +108,12 @@ class Every:
         return None
 
     def is_mark(self, step: int, steps_per_epoch: float | None = None) -> bool:
-        """Returns True if `step` is a mark by steps or epochs."""
+        """Returns True if `step` is a mark by steps or epochs.
+
+        Args:
+          step: Number of completed steps.
+          steps_per_epoch: Number of steps. Infinity: not counted yet. None: the data have no epochs.
+        """
         return step > 0 and self.next_mark(step - 1, steps_per_epoch) == step
 
 
@@ -179,12 +184,22 @@ class Intervals:
         return {Action.LOG: self.log, Action.EVALUATE: self.evaluate, Action.SAVE: self.save}
 
     def next_mark(self, step: int, steps_per_epoch: float | None = None) -> int | None:
-        """Returns the first step after `step` at which an action is due by steps or epochs."""
+        """Returns the first step after `step` at which an action is due by steps or epochs.
+
+        Args:
+          step: Number of completed steps.
+          steps_per_epoch: Number of steps. Infinity: not counted yet. None: the data have no epochs.
+        """
         marks = [every.next_mark(step, steps_per_epoch) for every in self.by_action.values()]
         return min((mark for mark in marks if mark is not None), default=None)
 
     def due(self, step: int, steps_per_epoch: float | None = None) -> Action:
-        """Returns the actions that are due at `step` by steps or epochs."""
+        """Returns the actions that are due at `step` by steps or epochs.
+
+        Args:
+          step: Number of completed steps.
+          steps_per_epoch: Number of steps. Infinity: not counted yet. None: the data have no epochs.
+        """
         return combined(a for a, every in self.by_action.items() if every.is_mark(step, steps_per_epoch))
 
 

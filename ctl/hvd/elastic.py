@@ -151,7 +151,13 @@ class State:
 
 
 class ObjectState(State):
-    """A state of Python objects. Each keyword becomes an attribute: `ObjectState(epoch=0, batch=0)`."""
+    """A state of Python objects. Each keyword becomes an attribute: `ObjectState(epoch=0, batch=0)`.
+
+    Args:
+      bcast_object: Broadcasts an object of rank 0. Defaults to `hvd.broadcast_object`.
+      get_rank: Ignored.
+      **kwargs: The attributes and their initial values.
+    """
 
     def __init__(
         self, bcast_object: Callable | None = None, get_rank: Callable | None = None, **kwargs: Any
