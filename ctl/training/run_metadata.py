@@ -161,7 +161,9 @@ def _origin(hparams: Mapping[str, Any]) -> dict[str, str]:
     with contextlib.suppress(OSError):
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         with subprocess.Popen(command, **streams) as process:  # type: ignore[call-overload]
-            if not select.select([process.stdout], [], [], _GIT_SECS)[0]:
+            poller = select.poll()  # `select.select` is limited to descriptors below 1024
+            poller.register(process.stdout, select.POLLIN)
+            if not poller.poll(1000 * _GIT_SECS):
                 process.kill()
             output = process.stdout.read().decode().strip()
         if process.returncode == 0:

@@ -11,14 +11,13 @@ from ctl.collectives.links import CHUNK
 from ctl.errors import UsageError
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_threads import meshes, run_on_ranks
+from rank_threads import connected, run_on_ranks
 
 DTYPES = [np.float32, np.float64, np.int32, np.uint8, np.float16, ml_dtypes.bfloat16]
 REDUCTIONS = {
     arithmetic.SUM: np.add, arithmetic.AVERAGE: np.add, arithmetic.MIN: np.minimum,
     arithmetic.MAX: np.maximum, arithmetic.PRODUCT: np.multiply,
 }  # fmt: skip
-connected = functools.cache(meshes)
 
 
 def reduced(arrays_by_rank, op, algorithm, ranks=None):

@@ -11,9 +11,8 @@ from ctl.collectives.mesh import Mesh
 from ctl.collectives.settings import COLLECTIVE_ALGORITHMS
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_threads import meshes, run_on_ranks
+from rank_threads import connected, run_on_ranks
 
-connected = functools.cache(meshes)
 ALGORITHMS = pytest.mark.parametrize("algorithm", [a for a in COLLECTIVE_ALGORITHMS if a != "halving"])
 SIZES = st.sampled_from([0, 1, 7, 64, 1000, 300_000])
 

@@ -96,7 +96,7 @@ def test_an_unbuilt_model_gets_batches_after_the_functions_of_map(name):
 
 def test_targets_and_other_batch_sizes_beside_a_source_are_refused():
     data, model = from_list((X, Y), SIZE), linear_model()
-    with pytest.raises(ctl.UsageError, match=r"x is a result of ctl.from_source, which has targets"):
+    with pytest.raises(ctl.UsageError, match="x is a result of ctl.from_source, which contains the"):
         ctl.fit(model, data, Y)
     with pytest.raises(ctl.UsageError, match=r"^batch_size is 4; expected None or 8, .* Leave it out"):
         ctl.evaluate(model, data, batch_size=4)

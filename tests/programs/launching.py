@@ -123,9 +123,11 @@ def wait_for(condition, timeout_secs=TIMEOUT_SECS):
 def read_until(stream, text):
     """Reads a file descriptor until `text` is received. Returns all received bytes."""
     received, until = b"", time.monotonic() + TIMEOUT_SECS
+    poller = select.poll()
+    poller.register(stream, select.POLLIN)
     while text not in received:
         assert time.monotonic() < until, f"{text!r} did not come, only {received!r}"
-        if select.select([stream], [], [], 0.1)[0]:
+        if poller.poll(100):
             received += os.read(stream, 65536)
     return received
 

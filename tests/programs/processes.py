@@ -179,12 +179,18 @@ class _Forked(subprocess.Popen):
             raise subprocess.TimeoutExpired(self.args, timeout)
         return self.returncode
 
+    def _poll_end(self, timeout_secs):
+        """Returns whether the exit code has arrived, after at most `timeout_secs`, or None for no limit."""
+        poller = select.poll()
+        poller.register(self._end, select.POLLIN)
+        return bool(poller.poll(None if timeout_secs is None else 1000 * timeout_secs))
+
     def _read(self, timeout_secs):
         """Receives the exit code if it arrives within the timeout. The server may then reap the process."""
         if self.returncode is None:
-            select.select([self._end], [], [], timeout_secs)
+            self._poll_end(timeout_secs)
         with self._reading:
-            if self.returncode is None and select.select([self._end], [], [], 0)[0]:
+            if self.returncode is None and self._poll_end(0):
                 text = self._end.recv(warm_server.CODE.size, socket.MSG_WAITALL)
                 assert text, "the warm server has ended before the process"
                 (self.returncode,) = warm_server.CODE.unpack(text)

@@ -1,11 +1,18 @@
 """Threads as the ranks of a group."""
 
+import functools
 import itertools
 import socket
 import threading
 
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.settings import Settings
+
+
+@functools.cache
+def connected(count):
+    """Returns `meshes(count)`, the same ones for all tests of a process, because they have many files."""
+    return meshes(count)
 
 
 def meshes(count, **settings):

@@ -1,6 +1,8 @@
 """Origin of a run on TensorBoard's configuration card: the command and the commit."""
 
+import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -71,3 +73,25 @@ def test_the_commit_and_whether_files_differ_from_it(program):
     assert re.fullmatch("[0-9a-f]{40}", commit)
     program.write_text("2\n")
     assert run_metadata._origin(HPARAMS)["git_commit"] == f"{commit}-dirty"
+
+
+@pytest.fixture
+def many_open_files():
+    """Opens more than 1024 files for a test."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 4096:
+        pytest.skip("fewer than 4096 open files allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for descriptor in descriptors:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="requires git")
+def test_the_commit_is_found_by_a_process_with_many_open_files(program, many_open_files):
+    git(program.parent, "init", "-q")
+    git(program.parent, "add", "train.py")
+    git(program.parent, "commit", "-q", "-m", "first")
+    assert len(run_metadata._origin(HPARAMS)["git_commit"]) == 40
