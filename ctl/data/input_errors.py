@@ -72,7 +72,8 @@ def explain_input_error(error: BaseException, method: str) -> UsageError | None:
         )
     function = _FUNCTION_ERROR.search(text)
     is_argument = isinstance(error, tf.errors.InvalidArgumentError)
-    if is_argument and (function or _PYTHON_ERROR.match(text)):
+    is_assertion = text.startswith("assertion failed")  # TensorFlow 2.16 does not name the function
+    if is_argument and (function or is_assertion or _PYTHON_ERROR.match(text)):
         return None  # raised by the user's own code
     if function:
         failure = f"a function of its pipeline ({function[1].lower()}) failed"
