@@ -10,13 +10,13 @@ from ctl.collectives.partners import are_connected_at_start, num_connections, pa
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 8, 9, 13, 16, 100, 256, 1000])
 def test_partners_are_mutual_and_their_number_grows_with_the_logarithm(count):
     partners = partners_of(count)
-    for rank, others in enumerate(partners):
-        assert rank not in others and all(rank in partners[other] for other in others)
-        assert len(others) <= 4 * math.log2(max(2, count))
+    for rank, rank_partners in enumerate(partners):
+        assert rank not in rank_partners and all(rank in partners[partner] for partner in rank_partners)
+        assert len(rank_partners) <= 4 * math.log2(max(2, count))
     assert num_connections(0, count) == len(partners[0]) + count - 1
     assert count == 1 or num_connections(count - 1, count) == len(partners[-1]) + 1
     if count <= 5:
-        assert all(len(others) == count - 1 for others in partners)
+        assert all(len(rank_partners) == count - 1 for rank_partners in partners)
 
 
 def test_a_group_of_all_ranks_needs_further_links_for_all_pairs_only():
@@ -43,9 +43,9 @@ def test_nine_ranks_connect_the_pairs_that_a_collective_needs_and_leave_no_port_
 
 
 @pytest.mark.workers
-@pytest.mark.parametrize("place", ["before_port", "after_port"])
-def test_a_rank_that_is_lost_while_ranks_connect_is_an_error_on_all_others(run_program, place):
-    (result,) = run_program(1, ["tests/programs/late_links.py", "lost", place])
+@pytest.mark.parametrize("moment", ["before_port", "after_port"])
+def test_a_rank_that_is_lost_while_ranks_connect_is_an_error_on_all_others(run_program, moment):
+    (result,) = run_program(1, ["tests/programs/late_links.py", "lost", moment])
     outcomes = result.json["ranks"]
     assert outcomes.pop(4) is None
     for outcome in outcomes:

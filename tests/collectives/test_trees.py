@@ -44,13 +44,13 @@ def test_a_broadcast_copies_the_bytes_of_any_root(algorithm, count, size, data):
 @ALGORITHMS
 @given(sizes=st.lists(SIZES, min_size=1, max_size=9))
 def test_an_all_gather_concatenates_the_bytes_of_all_ranks(algorithm, sizes):
-    own = [random_bytes(rank, size) for rank, size in enumerate(sizes)]
+    values = [random_bytes(rank, size) for rank, size in enumerate(sizes)]
 
     def allgather(mesh, ranks, me):
-        return trees.allgather_bytes(mesh, ranks, me, own[me], sizes, algorithm)
+        return trees.allgather_bytes(mesh, ranks, me, values[me], sizes, algorithm)
 
     for gathered in on_ranks(range(len(sizes)), allgather):
-        np.testing.assert_array_equal(gathered, np.concatenate(own))
+        np.testing.assert_array_equal(gathered, np.concatenate(values))
 
 
 @ALGORITHMS
@@ -70,17 +70,17 @@ def test_an_all_to_all_sends_any_number_of_bytes_to_each_rank(algorithm, count, 
 @ALGORITHMS
 def test_a_process_set_exchanges_among_its_ranks(algorithm):
     ranks, sizes = (1, 3, 4, 7, 8), [3, 0, 5, 2, 4]
-    own = [random_bytes(rank, size) for rank, size in zip(ranks, sizes, strict=True)]
+    values = [random_bytes(rank, size) for rank, size in zip(ranks, sizes, strict=True)]
     row = [1, 0, 0, 1, 1]  # each rank sends these numbers of the same three bytes
 
     def allgather(mesh, ranks, me):
-        return trees.allgather_bytes(mesh, ranks, me, own[me], sizes, algorithm)
+        return trees.allgather_bytes(mesh, ranks, me, values[me], sizes, algorithm)
 
     def alltoall(mesh, ranks, me):
-        return trees.alltoall_bytes(mesh, ranks, me, own[0], [row] * 5, algorithm)
+        return trees.alltoall_bytes(mesh, ranks, me, values[0], [row] * 5, algorithm)
 
-    assert {result.tobytes() for result in on_ranks(ranks, allgather)} == {np.concatenate(own).tobytes()}
-    first, second, third = own[0].tolist()
+    assert {result.tobytes() for result in on_ranks(ranks, allgather)} == {np.concatenate(values).tobytes()}
+    first, second, third = values[0].tolist()
     expected = [[first] * 5, [], [], [second] * 5, [third] * 5]
     assert [result.tolist() for result in on_ranks(ranks, alltoall)] == expected
 
@@ -99,28 +99,28 @@ CALLS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "num_exchanges"),
+    ("collective", "size", "num_exchanges"),
     [
         ("broadcast", 1 << 16, 3), ("broadcast", 64 << 20, 65),
         ("allgather", 1 << 12, 3), ("allgather", 1 << 20, 7),
         ("alltoall", 1 << 12, 3), ("alltoall", 1 << 20, 7),
     ],
 )  # fmt: skip
-def test_eight_ranks_choose_the_number_of_exchanges_by_the_size(kind, size, num_exchanges, monkeypatch):
+def test_eight_ranks_choose_the_algorithm_by_the_size(collective, size, num_exchanges, monkeypatch):
     counts, original = dict.fromkeys(range(8), 0), Mesh.exchange
 
     def exchange(mesh, *arguments, **named):
-        counts[next(rank for rank, own in enumerate(connected(8)) if own is mesh)] += 1
+        counts[next(rank for rank, values in enumerate(connected(8)) if values is mesh)] += 1
         return original(mesh, *arguments, **named)
 
     monkeypatch.setattr(Mesh, "exchange", exchange)
-    on_ranks(range(8), functools.partial(CALLS[kind], size=size))
+    on_ranks(range(8), functools.partial(CALLS[collective], size=size))
     assert max(counts.values()) == num_exchanges
 
 
 @pytest.mark.workers
 @pytest.mark.parametrize(
-    ("kind", "algorithm", "num_exchanges"),
+    ("collective", "algorithm", "num_exchanges"),
     [
         ("allreduce", "ring", 8), ("allreduce", "doubling", 4), ("allreduce", "halving", 6),
         ("broadcast", "ring", 6), ("broadcast", "doubling", 1),
@@ -129,9 +129,9 @@ def test_eight_ranks_choose_the_number_of_exchanges_by_the_size(kind, size, num_
     ],
 )  # fmt: skip
 def test_a_rank_that_is_lost_before_any_exchange_is_an_error_on_all_others(
-    run_program, kind, algorithm, num_exchanges
+    run_program, collective, algorithm, num_exchanges
 ):
-    (result,) = run_program(1, ["tests/programs/lost_in_collective.py", kind, algorithm])
+    (result,) = run_program(1, ["tests/programs/lost_in_collective.py", collective, algorithm])
     *errors_by_exchange, complete = result.json["errors"]
     assert len(errors_by_exchange) == num_exchanges and complete == [None] * 4
     for error in itertools.chain.from_iterable(errors_by_exchange):

@@ -48,38 +48,38 @@ def record_ports():
 
 
 def run_collectives(engine, rank):
-    def call(kind, array, **fields):
-        (result,) = engine.wait(engine.submit(kind, kind, [array], **fields))
+    def call(collective, array, **fields):
+        (result,) = engine.wait(engine.submit(collective, collective, [array], **fields))
         return result.astype(np.float64)
 
     ports = record_ports()
     num_links = [len(engine._mesh.paths)]
-    own = np.full(ROWS, rank + 1, np.float32)
+    values = np.full(ROWS, rank + 1, np.float32)
     total = sum(range(1, COUNT + 1))
-    correct = [bool((call("allreduce", own, op=SUM) == total).all())]
+    correct = [bool((call("allreduce", values, op=SUM) == total).all())]
     num_links.append(len(engine._mesh.paths))
     for members in SETS:
         pending = engine.submit("add_process_set", f"add {members}", splits=list(members))
         engine.wait(pending)
         if rank in members:
-            summed = call("allreduce", own, op=SUM, process_set=pending.response["number"])
+            summed = call("allreduce", values, op=SUM, process_set=pending.response["number"])
             correct.append(bool((summed == sum(member + 1 for member in members)).all()))
-    received = call("alltoall", own, splits=(ROWS // COUNT,) * COUNT)
+    received = call("alltoall", values, splits=(ROWS // COUNT,) * COUNT)
     correct.append(received.tolist() == np.repeat(np.arange(1.0, COUNT + 1), ROWS // COUNT).tolist())
-    part = call("reducescatter", own.astype(ml_dtypes.bfloat16), op=SUM)
+    part = call("reducescatter", values.astype(ml_dtypes.bfloat16), op=SUM)
     correct.append(part.size == ROWS // COUNT and bool((part == total).all()))
-    correct.append(bool((call("allreduce", own, op=SUM) == total).all()))
+    correct.append(bool((call("allreduce", values, op=SUM) == total).all()))
     num_links.append(len(engine._mesh.paths))
     return {"links": num_links, "correct": correct, "listening": num_listening(), "ports": ports}
 
 
-def error_of_all_to_all(engine, rank, place):
+def error_of_all_to_all(engine, rank, moment):
     if rank == LOST:
-        owner, name = (LateLinks, "_connect") if place == "before_port" else (bootstrap, "connect_peers")
+        owner, name = (LateLinks, "_connect") if moment == "before_port" else (bootstrap, "connect_peers")
         setattr(owner, name, lambda *arguments: os._exit(0))
     try:
-        own = np.ones(ROWS, np.float32)
-        engine.wait(engine.submit("alltoall", "large", [own], splits=(ROWS // COUNT,) * COUNT))
+        values = np.ones(ROWS, np.float32)
+        engine.wait(engine.submit("alltoall", "large", [values], splits=(ROWS // COUNT,) * COUNT))
     except HorovodInternalError as e:
         return {"error": str(e)}
     return {"error": None}
@@ -100,7 +100,7 @@ def main(scenario, *arguments):
             engine = Engine(build_ranks(addresses, rank), Settings(algorithm="ring"), server=servers[rank])
             function = run_collectives if scenario == "all" else error_of_all_to_all
             os.write(writer, json.dumps(function(engine, rank, *arguments)).encode())
-            os.read(end_reader, 1)  # a rank that ended now would be lost as well
+            os.read(end_reader, 1)  # a rank that ended here would be lost, too
             os._exit(0)
         os.close(writer)
         readers.append(reader)

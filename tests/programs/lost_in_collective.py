@@ -19,8 +19,8 @@ from ctl.collectives.settings import Settings
 
 COUNT, LOST, LIMIT_SECS = 5, 1, 60
 ROWS = 5 << 18
-# Kind -> (fields of the request, sum of the result of any rank)
-KINDS = {
+# Name -> (fields of the request, sum of the result of any rank)
+COLLECTIVES = {
     "allreduce": ({"op": SUM}, COUNT * ROWS),
     "broadcast": ({"root": 0}, ROWS),
     "allgather": ({}, COUNT * ROWS),
@@ -28,7 +28,7 @@ KINDS = {
 }
 
 
-def result_of(rank, servers, kind, algorithm, last_exchange):
+def result_of(rank, servers, collective, algorithm, last_exchange):
     """Returns the error of a collective in which rank `LOST` ends before an exchange, or None."""
     signal.alarm(LIMIT_SECS)
     addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
@@ -45,15 +45,15 @@ def result_of(rank, servers, kind, algorithm, last_exchange):
 
     Mesh.exchange = exchange
     try:
-        fields, expected = KINDS[kind]
-        (result,) = engine.wait(engine.submit(kind, "large", [np.ones(ROWS, np.float32)], **fields))
+        fields, expected = COLLECTIVES[collective]
+        (result,) = engine.wait(engine.submit(collective, "large", [np.ones(ROWS, np.float32)], **fields))
         engine.sum("end", np.zeros(1))
         return None if result.sum(dtype=np.float64) == expected else "wrong numbers"
     except HorovodInternalError as e:
         return str(e)
 
 
-def scenario(kind, algorithm, last_exchange):
+def scenario(collective, algorithm, last_exchange):
     """Returns the errors of the ranks except `LOST`."""
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(COUNT)]
     readers, (end_reader, end_writer) = [], os.pipe()
@@ -61,8 +61,9 @@ def scenario(kind, algorithm, last_exchange):
         reader, writer = os.pipe()
         if os.fork() == 0:
             os.close(end_writer)
-            os.write(writer, json.dumps(result_of(rank, servers, kind, algorithm, last_exchange)).encode())
-            os.read(end_reader, 1)  # a rank that ended now would be lost as well
+            result = result_of(rank, servers, collective, algorithm, last_exchange)
+            os.write(writer, json.dumps(result).encode())
+            os.read(end_reader, 1)  # a rank that ended here would be lost, too
             os._exit(0)
         os.close(writer)
         readers.append(reader)
