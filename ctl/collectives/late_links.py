@@ -74,22 +74,17 @@ class LateLinks:
 
     def _connect(self, key: _Key, peers: set[int]) -> dict[int, socket.socket]:
         members, all_pairs = key
-        server = self._listen()
-        self._send(
-            {
-                "type": "listening",
-                "members": list(members),
-                "all_pairs": all_pairs,
-                "port": server.getsockname()[1],
-            }
-        )
-        while key not in self._ports:
-            self._receive(1.0)
-        addresses = list(self._ranks.addresses)
-        for rank, port in zip(members, self._ports.pop(key), strict=True):
-            addresses[rank] = f"{addresses[rank].rpartition(':')[0]}:{port}"
-        ranks = dataclasses.replace(self._ranks, addresses=tuple(addresses))
-        return bootstrap.connect_peers(ranks, self._settings, peers, self._poll, server)
+        with self._listen() as server:
+            port = server.getsockname()[1]
+            message = {"type": "listening", "members": list(members), "all_pairs": all_pairs, "port": port}
+            self._send(message)
+            while key not in self._ports:
+                self._receive(1.0)
+            addresses = list(self._ranks.addresses)
+            for rank, port in zip(members, self._ports.pop(key), strict=True):
+                addresses[rank] = f"{addresses[rank].rpartition(':')[0]}:{port}"
+            ranks = dataclasses.replace(self._ranks, addresses=tuple(addresses))
+            return bootstrap.connect_peers(ranks, self._settings, peers, self._poll, server)
 
     def _listen(self) -> socket.socket:
         host, port = split_address(self._ranks.addresses[self._ranks.rank])
