@@ -45,7 +45,7 @@ def to_tensor(value: Any) -> tf.Tensor:
     if isinstance(value, tf.IndexedSlices):
         raise NotImplementedError("got tf.IndexedSlices; expected a tensor (tf.convert_to_tensor).")
     is_eager = tf.executing_eagerly() and isinstance(value, tf.Tensor)
-    tensor = value if is_eager else tf.convertto_tensor(value)
+    tensor = value if is_eager else tf.convert_to_tensor(value)
     if tensor.dtype.as_datatype_enum in _UNSUPPORTED_DTYPES:
         raise TypeError(
             f"got a tensor of the type {tensor.dtype.name}; expected a numeric or bool type. Send strings "

@@ -155,7 +155,7 @@ def _allreduce_dense(call: Call, tensors: Any, name: Any, default: Any) -> list[
                 f"allreduce with op={arithmetic.OPS[call.op]} has no gradient; expected hvd.Sum or "
                 "hvd.Average. Wrap the tensor in tf.stop_gradient() if it needs no gradient."
             )
-        dense = [tf.convertto_tensor(g) for g in gradients]
+        dense = [tf.convert_to_tensor(g) for g in gradients]
         return _allreduce_dense(call, dense, None, f"{default}_grad")
 
     def forward(*inputs: Any) -> Any:
@@ -283,7 +283,7 @@ def alltoall(
     inputs = [to_tensor(tensor)]
     default = default_name("HorovodAlltoall", inputs)
     if splits is not None:
-        counts = tf.convertto_tensor(splits)
+        counts = tf.convert_to_tensor(splits)
         if not counts.dtype.is_integer:
             raise ValueError(f"splits has the type {counts.dtype.name}; expected integers.")
         inputs.append(tf.cast(counts, tf.int32))
