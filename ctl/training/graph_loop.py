@@ -97,7 +97,7 @@ class StepLoop:
         self._functions: dict = {}
         self.has_run = False
         self._replica: Any = None  # function of one replica, while it is traced
-        self._bound: tuple = (None, None)  # batches and function of the newest call
+        self._bound: tuple = (None, None)  # batches of the newest call, function with their iterator
         self._lengths: dict[int, tf.Tensor] = {}
         self.totals, self.reducer = step.totals, step.reducer
 
@@ -169,7 +169,8 @@ class StepLoop:
     def communicates(self, batches: Batches) -> bool:
         """Returns True if the traced function contains collectives."""
         self.trace(batches)
-        nodes, functions = dataset_traits.nodes_of_graph(self._bound[1].graph.as_graph_def())
+        graph = self._functions[self._key(batches)].graph
+        nodes, functions = dataset_traits.nodes_of_graph(graph.as_graph_def())
         all_nodes = itertools.chain(nodes, *functions.values())
         return any(node.op.startswith("Collective") or NODE_NAME in node.name for node in all_nodes)
 
