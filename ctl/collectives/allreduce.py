@@ -23,7 +23,7 @@ from ctl.collectives.rings import JoinedArrays, ring_allreduce
 from ctl.collectives.transfer_costs import BYTE_SECS, EXCHANGE_SECS
 
 _RING, _DOUBLING, _HALVING = "ring", "doubling", "halving"
-# per byte that a rank sends and receives; shortest on a ring, whose parts stay in the processor's cache
+# per byte that a rank sends and receives; shortest on a ring: its parts stay in the processor's cache
 _BYTE_SECS = {_RING: BYTE_SECS, _DOUBLING: 0.5e-9, _HALVING: 0.3e-9}
 
 
