@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctl.collectives.frames import Inbox, Lost, Outbox
+from ctl.collectives.heartbeats import PAUSE_SECS
 from ctl.collectives.late_links import PortExchange
 from ctl.collectives.negotiation import Negotiation
 from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
 
-PAUSE_SECS = 5.0  # a longer interval between two polls means that the process was stopped
 _TICK_SECS = 0.5
 _HEARTBEATS_PER_TIMEOUT = 4
 _ABORT_SECS = 5.0  # time limit for sending the error message to the other ranks
@@ -160,6 +160,10 @@ class Coordinator:
         elif message_type == "listening":
             for member, message in self._port_exchange.add(rank, header):
                 self._negotiation.outboxes[member].put(message)
+        elif message_type in ("prepared", "stopped"):
+            self._negotiation.agreement.add_reply(rank, header)
+        elif message_type == "interrupt":
+            self._negotiation.agreement.interrupt()
         elif message_type == "alive":
             return
         elif message_type == "several":

@@ -5,24 +5,26 @@ The engine sends requests to the coordinator on rank 0 and executes the collecti
 
 import contextlib
 import math
-import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from ctl.collectives import bootstrap, inline, transfers
 from ctl.collectives.arithmetic import SUM
-from ctl.collectives.coordinator import PAUSE_SECS, Coordinator
+from ctl.collectives.coordinator import Coordinator
+from ctl.collectives.coordinator_link import CoordinatorLink
 from ctl.collectives.errors import HorovodInternalError, create_error
-from ctl.collectives.frames import Channel, Lost, wait_until_received
+from ctl.collectives.frames import Lost, wait_until_received
+from ctl.collectives.heartbeats import GroupFailedError
 from ctl.collectives.late_links import LateLinks
 from ctl.collectives.mesh import Mesh
-from ctl.collectives.outgoing import Outgoing
 from ctl.collectives.pending import CreateError, Pending, Plane, execute_alone, split_pending
 from ctl.collectives.ranks import Ranks
+from ctl.collectives.repetition import RepeatedUnit, Repetition
 from ctl.collectives.requests import Layout, Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
@@ -31,9 +33,6 @@ _MAX_INLINE_BYTES = 128 << 10  # bytes of all ranks; smaller collectives are exe
 _MIN_FUSED_BYTES = 256  # bytes; larger all-reduces are fused and sent between the ranks
 _LEAVE_SECS = 5.0  # limit of a shutdown without progress
 _JOIN_SECS = 0.1
-_WAKE_SECS = 1.0
-_HEARTBEATS_PER_TIMEOUT = 4
-_ANSWER_SECS = 10.0  # additional time for rank 0 to report missing ranks
 _HAS_LEFT = "this rank has left (hvd.shutdown())."
 
 
@@ -70,24 +69,25 @@ class Engine:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._has_left = False
-        self._is_released = False  # rank 0 has released this rank: no collective is pending
-        self._is_ending = False  # rank 0 has left; its process may end
         self._coordinator: Coordinator | None = None
         self._max_inline_bytes = _MAX_INLINE_BYTES // ranks.size
         if ranks.size == 1:
             return
         connections = bootstrap.connect_ranks(ranks, settings, lost, server)
-        self._control = Channel(connections.control)
-        self._last_received_at = self._last_heartbeat_at = self._last_poll_at = time.monotonic()
-        self._outgoing = Outgoing(self._control)
-        self._late_links = LateLinks(ranks, settings, self._control.send, self._receive_while_connecting)
+        self._control = CoordinatorLink(connections.control, ranks.rank, settings, self._handle_message)
+        self._scheduled: deque[dict[str, Any]] = deque()  # messages of rank 0 to execute in order
+        send, receive = self._control.channel.send, self._control.wait_and_read
+        self._repetition = Repetition(
+            self._control.outgoing, self._scheduled, send, receive, self._execute_unit, self._finish_pending
+        )
+        self._late_links = LateLinks(ranks, settings, send, receive)
         try:
             self._mesh = Mesh(
                 ranks.rank,
                 connections.peers,
                 connections.control,
-                self._receive_control,
-                self._send_heartbeat,
+                self._control.read_during_exchange,
+                self._check_progress,
                 settings,
                 self._late_links,
             )
@@ -97,7 +97,6 @@ class Engine:
         if ranks.rank == 0:
             self._coordinator = Coordinator(connections.accepted, settings, self.timeline)
             self._coordinator.start()
-        self._begin_queue: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
         self._thread.start()
 
@@ -113,7 +112,7 @@ class Engine:
         if self.ranks.size == 1:
             return 0
         if self._coordinator is None:
-            return self._mesh.bytes_sent + self._control.bytes_sent
+            return self._mesh.bytes_sent + self._control.channel.bytes_sent
         other_ranks = range(1, self.ranks.size)
         return self._mesh.bytes_sent + sum(map(self._coordinator.bytes_sent, other_ranks))
 
@@ -161,9 +160,8 @@ class Engine:
             if self._failure is not None:
                 raise self._failure
             self._pending[request.id] = pending
-        payload = [array.view(np.uint8) for array in flat] if request.is_inline else []
         with contextlib.suppress(Lost):  # the engine's thread handles the loss when it reads
-            self._outgoing.put(request, payload, is_delayed=is_delayed)
+            self._control.outgoing.put(request, _payload(pending), is_delayed=is_delayed)
         return pending
 
     def _reserve_numbers(self, count: int) -> int:
@@ -201,9 +199,7 @@ class Engine:
             self._has_left = True
             is_healthy = self._failure is None
             self._failure = self._failure or self._create_error("LOST", _HAS_LEFT)
-        with contextlib.suppress(Lost):
-            self._outgoing.flush()
-            self._control.send({"type": "leave"})
+        self._control.leave()
         left_at = time.monotonic()
         while self._thread.is_alive() and time.monotonic() < _LEAVE_SECS + max(
             left_at, self._mesh.last_transfer_at
@@ -215,10 +211,9 @@ class Engine:
             sockets += self._coordinator.remote_sockets
         if is_healthy:
             wait_until_received(sockets, _LEAVE_SECS)
-        self._control.end()
+        self._control.channel.end()
         self._thread.join(_LEAVE_SECS)
         self._control.close()
-        self._outgoing.close()
         self._mesh.close()
         if self.plane is not None:
             self.plane.close()
@@ -226,146 +221,121 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            self._control.socket.setblocking(True)
-            while not self._is_released:
-                self._wait_for_message()
-                self._control.inbox.read(self._control.socket)
-                self._process_messages()
+            self._control.channel.socket.setblocking(True)
+            while not self._control.is_released:
+                if self._control.wait(lambda: self._repetition.wait_secs, self._find_first_request_time):
+                    self._control.read()
                 with contextlib.suppress(Lost):  # the next read raises the error
-                    self._outgoing.flush()
-                while self._begin_queue:
-                    self._begin(self._begin_queue.pop(0))
+                    self._control.outgoing.flush()
+                while self._scheduled:
+                    self._execute_message(self._scheduled[0])
+                    self._scheduled.popleft()
+                    self._control.restart_wait()
+                if self._repetition.advance():
+                    self._control.restart_wait()
             self._fail_group(self._create_error("LOST", _HAS_LEFT))
         except Lost as e:
             rank = e.args[1] if len(e.args) > 1 else 0
             error_message = f"rank {rank} is gone ({e.args[0]})."
             if len(e.args) > 1 and not self._has_left:
-                self._report(rank, error_message)
+                self._control.report(rank, error_message)
             self._fail_group(self._create_error("LOST", error_message))
-        except _GroupFailedError as e:
+        except GroupFailedError as e:
             self._fail_group(self._create_error("LOST", str(e)))
         except BaseException as e:  # waiting threads need the error
             self._fail_group(self._create_error("LOST", f"rank {self.ranks.rank}: {type(e).__name__}: {e}"))
-            self._report(self.ranks.rank, f"rank {self.ranks.rank} failed: {e}")
+            self._control.report(self.ranks.rank, f"rank {self.ranks.rank} failed: {e}")
 
-    def _wait_for_message(self) -> None:
-        """Waits for a message of rank 0. Raises an error if a collective exceeds the stall limit."""
-        shutdown_secs = 0.0 if self.ranks.rank == 0 else self.settings.stall_shutdown
-        poller, waited_at = select.poll(), time.monotonic()
-        control = self._control.socket.fileno()
-        for descriptor in (control, self._outgoing.descriptor):
-            poller.register(descriptor, select.POLLIN)
-        while True:
-            events = dict(poller.poll(1000 * _WAKE_SECS))
-            if self._outgoing.has_queued and control not in events:  # further requests may join the batch
-                time.sleep(self.settings.cycle)
-                with contextlib.suppress(Lost):
-                    self._outgoing.flush()
-            self._send_heartbeat()
-            if control in events:
-                return
+    def _find_first_request_time(self) -> float:
+        with self._lock:
+            return min((pending.requested_at for pending in self._pending.values()), default=math.inf)
+
+    def _check_progress(self) -> None:
+        """Sends heartbeats during an exchange, and ends a repetition without progress."""
+        self._control.heartbeats.poll()
+        self._repetition.check_transfers(self._mesh.last_transfer_at)
+
+    def _handle_message(self, header: dict[str, Any], payload: bytes) -> None:
+        message_type = header["type"]
+        if message_type == "stop" and self._repetition.is_repeating:
+            self._repetition.stop(header)
+        elif message_type in ("begin", "repeat", "stop", "resume"):
+            self._scheduled.append(header)
+        elif message_type == "prepare":
+            self._repetition.prepare(header)
+        elif message_type == "result":
+            pending = self._pop_pending(header["id"])
+            pending.response = header
+            pending.result = inline.parse_results(pending.request, pending.arrays, header, payload)
+            self._repetition.record(pending.request, pending.arrays)
+            self.timeline.record_execution(pending.request.name, pending.request.kind, pending.requested_at)
+            pending.finish()
+        elif message_type == "ports":
+            self._late_links.receive_ports(header)
+        elif message_type == "split":
+            parts = split_pending(self._pop_pending(header["id"]), self.plane)
             with self._lock:
-                request_times = [pending.requested_at for pending in self._pending.values()]
-            silent_secs = time.monotonic() - max(waited_at, min(request_times, default=math.inf))
-            if shutdown_secs and silent_secs > shutdown_secs + _ANSWER_SECS:
-                raise _GroupFailedError(
-                    f"rank 0 has not responded for {silent_secs:.0f} s ({self.settings.stall_name})."
-                )
-
-    def _send_heartbeat(self) -> None:
-        """Sends heartbeats to rank 0. Raises an error if rank 0 exceeds the heartbeat timeout."""
-        limit_secs, now_secs = self.settings.heartbeat_timeout, time.monotonic()
-        if now_secs - self._last_poll_at > PAUSE_SECS:  # this process was stopped; other ranks may be too
-            self._last_received_at += now_secs - self._last_poll_at
-        self._last_poll_at = now_secs
-        if not limit_secs or now_secs - self._last_heartbeat_at < limit_secs / _HEARTBEATS_PER_TIMEOUT:
-            return
-        self._last_heartbeat_at = now_secs
-        with contextlib.suppress(Lost):
-            self._control.send({"type": "alive"})
-        silent_secs = now_secs - self._last_received_at
-        if silent_secs > limit_secs and not self._is_ending:
-            raise _GroupFailedError(f"rank 0 has been silent for {silent_secs:.0f} s.")
-
-    def _report(self, rank: int, error_message: str) -> None:
-        with contextlib.suppress(Lost):
-            self._control.send({"type": "broken", "rank": rank, "why": error_message})
-
-    def _receive_control(self) -> bool:
-        """Processes the coordinator's messages during an exchange. Returns False if it has disconnected."""
-        try:
-            self._control.inbox.read(self._control.socket)
-            self._process_messages()
-        except Lost:
-            if not (self._is_ending or self._is_released):
-                raise
-            return False
-        return True
-
-    def _receive_while_connecting(self, wait_secs: float) -> None:
-        """Processes the coordinator's messages, and waits for them at most `wait_secs`."""
-        poller = select.poll()
-        poller.register(self._control.socket.fileno(), select.POLLIN)
-        if poller.poll(1000 * wait_secs) and not self._receive_control():
-            raise Lost("it has left", 0)
-        self._send_heartbeat()
-
-    def _process_messages(self) -> None:
-        self._last_received_at = time.monotonic()
-        for header, payload in self._control.inbox.messages():
-            message_type = header["type"]
-            if message_type == "begin":
-                self._begin_queue.append(header)
-            elif message_type == "result":
-                pending = self._pop_pending(header["id"])
-                pending.response = header
-                pending.result = inline.parse_results(pending.request, pending.arrays, header, payload)
-                self.timeline.record_execution(
-                    pending.request.name, pending.request.kind, pending.requested_at
-                )
-                pending.finish()
-            elif message_type == "alive":
-                continue
-            elif message_type == "left":
-                self._is_released = True
-            elif message_type == "ending":
-                self._is_ending = True
-            elif message_type == "ports":
-                self._late_links.receive_ports(header)
-            elif message_type == "split":
-                parts = split_pending(self._pop_pending(header["id"]), self.plane)
-                with self._lock:
-                    self._pending.update({part.request.id: part for part in parts})
-            elif message_type == "error":
-                pending = self._pop_pending(header["id"])
-                pending.error = self._create_error(header["code"], header["text"])
-                pending.finish()
-            else:
-                raise _GroupFailedError(header["why"])
+                self._pending.update({part.request.id: part for part in parts})
+        elif message_type == "error":
+            pending = self._pop_pending(header["id"])
+            pending.error = self._create_error(header["code"], header["text"])
+            pending.finish()
+        else:
+            raise GroupFailedError(header["why"])
 
     def _pop_pending(self, number: int) -> Pending:
         with self._lock:
             return self._pending.pop(number)
 
+    def _execute_message(self, header: dict[str, Any]) -> None:
+        """Executes a scheduled message of rank 0."""
+        message_type = header["type"]
+        if message_type == "repeat":
+            with self._lock:
+                returned = [self._pending[number] for number in header["returned"]]
+            self._repetition.start(header, [(pending.request, _payload(pending)) for pending in returned])
+        elif message_type == "stop":
+            self._repetition.stop(header)
+        elif message_type == "resume":
+            self._repetition.resume(header)
+        else:
+            self._begin(header)
+
     def _begin(self, header: dict[str, Any]) -> None:
-        start = time.monotonic()
+        start_secs = time.monotonic()
         pending_collectives = [self._pending[number] for number in header["ids"]]
         if self.plane is not None and pending_collectives[0].tensors:
             self.plane.begin(pending_collectives, header)
             return
-        ranks = header["ranks"]
-        results = transfers.execute_transfers(
-            self._mesh,
-            ranks,
-            ranks.index(self.ranks.rank),
-            header,
+        ranks, inputs = (
+            header["ranks"],
             [(pending.request, pending.arrays) for pending in pending_collectives],
         )
+        me = ranks.index(self.ranks.rank)
+        results = transfers.execute_transfers(self._mesh, ranks, me, header, inputs)
         for pending, result in zip(pending_collectives, results, strict=True):
-            self._pop_pending(pending.request.id)
-            pending.result, pending.response = result, header
-            self.timeline.record_execution(pending.request.name, pending.request.kind, start)
-            pending.finish()
+            self._repetition.record(pending.request, pending.arrays)
+            self._finish_pending(pending.request.id, result, header, start_secs)
+
+    def _execute_unit(self, unit: RepeatedUnit, ids: Sequence[int] | None) -> list[list[np.ndarray]]:
+        """Executes collectives of a repeated sequence, with zeros instead of `ids` None."""
+        arrays = unit.zeros() if ids is None else [self._pending[number].arrays for number in ids]
+        inputs = list(zip(unit.requests, arrays, strict=True))
+        ranks, header = range(self.ranks.size), {"algorithm": unit.algorithm}
+        return transfers.execute_transfers(self._mesh, ranks, self.ranks.rank, header, inputs)
+
+    def _finish_pending(
+        self,
+        number: int,
+        result: list[np.ndarray],
+        response: dict[str, Any] | None = None,
+        start_secs: float | None = None,
+    ) -> None:
+        pending = self._pop_pending(number)
+        start_secs = start_secs or pending.requested_at
+        pending.result, pending.response = result, response
+        self.timeline.record_execution(pending.request.name, pending.request.kind, start_secs)
+        pending.finish()
 
     def finish(self, number: int, **outcome: Any) -> None:
         """Finishes a collective that the plane has executed. A no-op if the group has failed.
@@ -393,5 +363,6 @@ class Engine:
             pending.finish()
 
 
-class _GroupFailedError(Exception):
-    """Error after the loss of a rank or of the coordinator."""
+def _payload(pending: Pending) -> list[np.ndarray]:
+    """Returns the data of an inline request."""
+    return [array.view(np.uint8) for array in pending.arrays] if pending.request.is_inline else []

@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from ctl.collectives.arithmetic import (
-    AVERAGE,
-    average_array,
-    engine_divides,
-    reduce_to,
-    split_rows,
-    to_numpy_dtype,
-)
+from ctl.collectives import arithmetic
+from ctl.collectives.arithmetic import AVERAGE, average_array, engine_divides, split_rows, to_numpy_dtype
 from ctl.collectives.requests import Request
+
+
+def equal_algorithm(count: int) -> str:
+    """Returns the algorithm of an all-reduce of `count` ranks with the result of `execute_inline`."""
+    return "ring" if count == 2 else "doubling"
 
 
 def execute_inline(
@@ -62,10 +61,26 @@ def _to_bytes(array: np.ndarray) -> bytes:
 
 
 def _reduce_buffers(op: int, dtype: np.dtype, buffers: Sequence[bytes]) -> np.ndarray:
-    total = np.frombuffer(buffers[0], dtype).copy()
-    for buffer in buffers[1:]:
-        reduce_to(total, op, total, np.frombuffer(buffer, dtype))
+    """Reduces in the order of recursive doubling in `allreduce`."""
+    is_wide = op in (arithmetic.SUM, AVERAGE) and arithmetic.is_half(dtype)
+    values = [np.frombuffer(buffer, dtype) for buffer in buffers]
+    values = [arithmetic.to_float32(array) if is_wide else array.copy() for array in values]
+    num_folds = len(values) - (1 << (len(values).bit_length() - 1))
+    values = _reduce_pairs(op, values[: 2 * num_folds]) + values[2 * num_folds :]
+    while len(values) > 1:
+        values = _reduce_pairs(op, values)
+    if not is_wide:
+        return values[0]
+    total = np.empty(values[0].size, dtype)
+    arithmetic.round_into(values[0], total)
     return total
+
+
+def _reduce_pairs(op: int, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    totals = list(values[::2])
+    for total, second in zip(totals, values[1::2], strict=True):
+        arithmetic.reduce_to(total, op, total, second)
+    return totals
 
 
 def _scatter_rows(ranks: Any, first: Request, totals: Any) -> dict[int, list[bytes]]:

@@ -8,6 +8,7 @@ from ctl.collectives import inline, requests
 from ctl.collectives.frames import Outbox
 from ctl.collectives.lines import Lines
 from ctl.collectives.requests import FAILED_PRECONDITION, Request, format_ranks
+from ctl.collectives.sequences import SequenceAgreement, Unit
 from ctl.collectives.settings import Settings
 from ctl.collectives.table import Round, Table
 from ctl.collectives.timeline import Timeline
@@ -29,6 +30,7 @@ class Negotiation:
     Attributes:
       outboxes: Rank -> messages to send.
       departed: Rank that has left or is lost -> reason.
+      agreement: Agreement of the ranks on a repeated sequence of collectives.
     """
 
     def __init__(self, size: int, settings: Settings, timeline: Timeline):
@@ -38,8 +40,14 @@ class Negotiation:
         self._settings = settings
         self._timeline = timeline
         self._table = Table(size)
+        self.agreement = SequenceAgreement(
+            size,
+            lambda rank, header: self.outboxes[rank].put(header),
+            lambda: settings.agrees_once and not self.departed and not timeline.is_active,
+        )
         self._call_sites = Lines()
         self._complete: list[Round] = []
+        self._warned_of_replies_at = 0.0  # age of the message (seconds)
         self._last_request_at = self._last_check_at = time.monotonic()
 
     def add_request(self, rank: int, request: Request, payload: bytes) -> None:
@@ -92,6 +100,7 @@ class Negotiation:
         afterwards. If it is rank 0, the other ranks are notified that its process may end. Collectives that
         are already scheduled must not fail.
         """
+        self.agreement.cancel()
         if is_lost:
             self._lost_ranks.add(rank)
             self.departed[rank] = reason
@@ -128,9 +137,11 @@ class Negotiation:
             elif error:
                 self._fail_round(current_round, *error)
             elif current_round.any_request.kind.endswith("process_set"):
+                self.agreement.add_unit(None)
                 self._change_sets(current_round)
             elif current_round.is_inline:
                 self._send_inline_results(ranks, current_round)
+                self._add_unit([current_round])
             elif departed_members:  # a rank has left between its own request and the last request
                 self._fail_for_departed(departed_members, current_round)
             else:
@@ -142,6 +153,10 @@ class Negotiation:
                 batch_bytes += num_bytes
         if batch:
             self._schedule_batch(batch)
+        incomplete_rounds = self._table.list_incomplete()
+        if self.agreement.advance([one_round.requests for one_round in incomplete_rounds]):
+            for incomplete_round in incomplete_rounds:
+                self._table.drop(incomplete_round)
 
     def check_stalls(self) -> None:
         """Logs overdue collectives. Fails deadlocks, and collectives that exceed the timeout of stalls."""
@@ -164,12 +179,27 @@ class Negotiation:
         ]
         if warning_secs and overdue_rounds:
             _log_overdue(self._table, overdue_rounds, now_secs)
+        self._check_replies()
         for pending_round in self._table.list_incomplete():
             if shutdown_secs and now_secs - pending_round.since > shutdown_secs:
                 missing = format_ranks(self._table.find_missing_ranks(pending_round))
                 limit = f"{shutdown_secs:g} s ({self._settings.stall_name})"
                 message = f"{pending_round.any_request}: {missing} did not request it within {limit}."
                 self._fail_round(pending_round, "LOST", message)
+
+    def _check_replies(self) -> None:
+        """Logs ranks that do not reply to a message about a sequence, or fails the group."""
+        missing_ranks, settings = self.agreement.missing_ranks, self._settings
+        if not missing_ranks:
+            self._warned_of_replies_at = 0.0
+            return
+        secs, limit_secs = self.agreement.waiting_secs, settings.stall_shutdown
+        message = f"{format_ranks(missing_ranks)} did not respond to rank 0 for {secs:.0f} s"
+        if limit_secs and secs > limit_secs:
+            self.notify_lost_rank(missing_ranks[0], f"{message} ({settings.stall_name})")
+        elif settings.stall_warning and secs - self._warned_of_replies_at > settings.stall_warning:
+            self._warned_of_replies_at = secs
+            print(f"hvd: {message}.", file=sys.stderr, flush=True)
 
     def _fail_rounds_of_departed(self) -> None:
         for pending_round in self._table.list_incomplete():
@@ -214,6 +244,19 @@ class Negotiation:
         for rank, request in complete_round.requests.items():
             self.outboxes[rank].put({"type": "result", "id": request.id, "number": number})
 
+    def _add_unit(self, rounds: list[Round]) -> None:
+        """Adds executed collectives to the history in which a repeated sequence is found."""
+        first = rounds[0].any_request
+        is_repeatable = first.kind == "allreduce" and not first.process_set and not first.plane
+        if not (is_repeatable and all(one_round.any_request.size for one_round in rounds)):
+            self.agreement.add_unit(None)
+            return
+        # the ranks add in the same order as this one
+        algorithm = self._settings.algorithm
+        if rounds[0].is_inline:
+            algorithm = inline.equal_algorithm(len(self.outboxes))
+        self.agreement.add_unit(Unit([one_round.requests for one_round in rounds], algorithm))
+
     def _can_fuse(self, first_round: Round, other_round: Round, total_bytes: int) -> bool:
         """Returns True if both rounds can be fused. `total_bytes` is the size of the fused message."""
         first, other = first_round.any_request, other_round.any_request
@@ -235,6 +278,7 @@ class Negotiation:
             ids = [batch_round.requests[rank].id for batch_round in batch]
             header = {"type": "begin", "ids": ids, "ranks": ranks, **varying_fields}
             self.outboxes[rank].put(header)
+        self._add_unit(batch)
 
     def _fail_deadlock(self, rounds: list[Round]) -> None:
         requests_by_rank = sorted(

@@ -60,7 +60,7 @@ class Request:
     plane: str = ""
 
     def with_id(self, number: int) -> "Request":
-        """Returns a copy with another `id`, which keeps the cached key and sizes."""
+        """Returns a copy with another `id`, which keeps the cached keys and sizes."""
         request = copy(self)
         object.__setattr__(request, "id", number)
         return request
@@ -68,16 +68,14 @@ class Request:
     @cached_property
     def key(self) -> tuple:
         """Hashable key. Requests that differ only in their `id` have equal keys."""
+        return self.signature, self.is_inline
+
+    @cached_property
+    def signature(self) -> tuple:
+        """Hashable key without `is_inline`, which depends on the other pending requests of the rank."""
         shapes = tuple(map(tuple, self.shapes))
         parts = self.name, self.kind, tuple(self.dtypes), shapes, self.process_set, self.op, self.root
-        options = (
-            self.prescale,
-            self.postscale,
-            tuple(self.splits),
-            self.is_inline,
-            self.is_eager,
-            self.line,
-        )
+        options = self.prescale, self.postscale, tuple(self.splits), self.is_eager, self.line
         return (*parts, *options, tuple(self.names), self.plane)
 
     def header(self) -> dict[str, Any]:

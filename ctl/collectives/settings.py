@@ -12,6 +12,8 @@ EQUAL_VARIABLES = (PLANE_VARIABLE, _ORDER_VARIABLE)  # the launcher copies them 
 _PLANES = ("auto", "tcp", "tensorflow")
 _ALGORITHM_VARIABLE = "CTL_COLLECTIVE_ALGORITHM"
 COLLECTIVE_ALGORITHMS = ("auto", "ring", "doubling", "halving")
+_AGREEMENT_VARIABLE = "CTL_COLLECTIVE_AGREEMENT"
+_AGREEMENTS = ("once", "each_call")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Settings:
       plane: Collectives that TensorFlow executes: "tensorflow": all, "auto": those on GPUs, "tcp": none.
       algorithm: Algorithm of large collectives on all ranks. Only the setting of rank 0 has an effect. Only
         all-reduces distinguish "doubling" and "halving".
+      agrees_once: If True, the ranks agree once on a repeated sequence of all-reduces. Only the setting of
+        rank 0 has an effect.
       fusion_threshold: Maximum size of a fused message (bytes).
       cycle: Delay of small requests of a function, to fuse them.
       secret: Secret that the ranks of one job share.
@@ -45,6 +49,7 @@ class Settings:
     shares_memory: bool = True
     plane: str = "auto"
     algorithm: str = "auto"
+    agrees_once: bool = True
     fusion_threshold: int = 128 << 20
     cycle: float = 0.001
     secret: bytes = b""
@@ -64,6 +69,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         shares_memory=plane != "tcp",
         plane=plane,
         algorithm=_read_choice(environ, _ALGORITHM_VARIABLE, COLLECTIVE_ALGORITHMS),
+        agrees_once=_read_choice(environ, _AGREEMENT_VARIABLE, _AGREEMENTS) == "once",
         fusion_threshold=int(_read_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)),
         cycle=_read_number(environ, "HOROVOD_CYCLE_TIME", 1000 * Settings.cycle) / 1000,
         secret=environ.get("CTL_HVD_SECRET", "").encode(),

@@ -24,6 +24,11 @@ class Timeline:
         self._mark_cycles = False
         self._started = 0.0
 
+    @property
+    def is_active(self) -> bool:
+        """True while a trace is written."""
+        return self._file is not None
+
     def start(self, path: str, *, mark_cycles: bool = False) -> None:
         """Starts a new trace file. Raises OSError if it cannot be created."""
         self.stop()

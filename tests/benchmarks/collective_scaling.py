@@ -23,7 +23,10 @@ KINDS = ["allreduce", "broadcast", "allgather", "alltoall"]
 _KIND = flags.DEFINE_enum("kind", "allreduce", KINDS, "The collective.")
 _RANKS = flags.DEFINE_list("ranks", ["2", "4", "8", "16"], "Numbers of ranks.")
 _BYTES = flags.DEFINE_list("bytes", ["4", "65536", "1048576"], "Sizes of the array of each rank (bytes).")
-_ALGORITHMS = flags.DEFINE_list("algorithms", ["ring", "auto"], "Algorithms; ratios are to the first one.")
+_ALGORITHMS = flags.DEFINE_list(
+    "algorithms", ["ring", "auto", "repeated"],
+    "Algorithms; ratios are to the first one. `repeated`: auto, repeated without rank 0.",
+)  # fmt: skip
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds, in which the algorithms take turns.")
 _CALLS = flags.DEFINE_integer("calls", 100, "Calls per round.")
 
@@ -33,7 +36,8 @@ def measure(rank: int, servers: dict[str, list[socket.socket]], size: int) -> di
     engines = {}
     for algorithm, sockets in servers.items():
         addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
-        settings = Settings(algorithm=algorithm)
+        is_repeated = algorithm == "repeated"
+        settings = Settings(algorithm="auto" if is_repeated else algorithm, agrees_once=is_repeated)
         engines[algorithm] = Engine(build_ranks(addresses, rank), settings, server=sockets[rank])
     array, count = np.ones(size // 4, np.float32), len(addresses)
     splits = [array.size // count] * (count - 1)
