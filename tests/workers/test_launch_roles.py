@@ -70,6 +70,10 @@ def test_the_launcher_waits_for_an_evaluator_after_the_training(job):
         if role == "evaluator":
             wait_for((here / "go").exists)
             print("evaluated the rest")
+        elif index == 0:
+            wait_for_end_of(here / "pid")
+        else:
+            leave_pid(here / "pid")
         """,
         "--workers=2",
         "--evaluator",
