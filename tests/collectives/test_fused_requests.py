@@ -43,7 +43,8 @@ STEPS, NAMES = 3, [str(i) for i in range(5)]
 @given(st.lists(st.tuples(compositions(NAMES), compositions(NAMES)), min_size=STEPS, max_size=STEPS),
        st.lists(st.integers(0, 1), max_size=40))  # fmt: skip
 def test_each_tensor_is_paired_by_name_for_every_fusion(steps, order):
-    negotiation = Negotiation(2, settings.read_settings({}), Timeline())
+    chosen = settings.read_settings({"CTL_COLLECTIVE_AGREEMENT": "each_call"})
+    negotiation = Negotiation(2, chosen, Timeline())
     pending_by_rank = {}
     for rank in (0, 1):
         pending = [

@@ -14,13 +14,13 @@ from ctl.collectives import coordinator_link
 from ctl.collectives.arithmetic import AVERAGE, MAX, MIN, PRODUCT, SUM
 from ctl.collectives.engine import Engine
 from ctl.collectives.errors import HorovodInternalError
-from ctl.collectives.frames import Channel
+from ctl.collectives.frames import Channel, Inbox
 from ctl.collectives.heartbeats import GroupFailedError
 from ctl.collectives.outgoing import Outgoing
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.repetition import Repetition
 from ctl.collectives.requests import Request
-from ctl.collectives.sequences import SequenceDetector, Unit
+from ctl.collectives.sequences import SequenceAgreement, SequenceDetector, Unit
 from ctl.collectives.settings import Settings
 from ctl.errors import UsageError
 from hypothesis import given, settings
@@ -103,6 +103,91 @@ def test_after_a_short_repetition_the_longer_sequence_is_found():
     assert added(detector, "aaa") == {3: "a"}
 
 
+class _Agreement(SequenceAgreement):
+    """An agreement of two ranks that has found the sequence of the names, and its messages to rank 1."""
+
+    def __init__(self, names="a"):
+        self.sent = []
+        super().__init__(2, lambda rank, header: self.sent.append(header) if rank else None, lambda: True)
+        for name in 3 * names:
+            self.add_unit(unit(name))
+
+    def reply(self, **fields):
+        for rank in range(2):
+            self.add_reply(rank, {"number": self.sent[-1]["number"], **fields})
+
+    @property
+    def last(self):
+        return {name: value for name, value in self.sent[-1].items() if name != "number"}
+
+
+def test_rank_0_starts_a_repetition_when_all_ranks_hold_their_requests():
+    agreement = _Agreement("ab")
+    assert agreement.last["type"] == "prepare" and agreement.missing_ranks == [0, 1]
+    assert not agreement.advance([])
+    agreement.add_unit(unit("a"))
+    agreement.reply()
+    held = {1: Request(7, "b", "allreduce")}
+    assert agreement.advance([held]) and agreement.missing_ranks == []
+    assert agreement.last == {"type": "repeat", "position": 1, "returned": [7]}
+
+
+@pytest.mark.parametrize("names, incomplete", [("b", []), (["-"], []), ("a", ["b"]), ("ab", ["a"])])
+def test_no_repetition_starts_if_another_collective_comes_first(names, incomplete):
+    agreement = _Agreement()
+    for name in names:
+        agreement.add_unit(None if name == "-" else unit(name))
+    agreement.reply()
+    assert not agreement.advance([{0: Request(7, name, "allreduce")} for name in incomplete])
+    assert agreement.last == {"type": "resume", "until": 0, "is_void": False}
+
+
+def test_no_repetition_starts_after_a_rank_has_left():
+    agreement = _Agreement()
+    agreement.cancel()
+    assert agreement.last["type"] == "resume"
+    agreement.reply()
+    assert not agreement.advance([]) and agreement.last["type"] == "resume"
+
+
+@pytest.mark.parametrize("replies, until, is_void", [
+    ([(5, True), (5, False)], 5, False),
+    ([(5, True), (6, False)], 6, False),
+    ([(5, False), (6, True)], 6, True),
+])  # fmt: skip
+def test_an_interrupted_repetition_ends_with_the_last_started_collective(replies, until, is_void):
+    agreement = _Agreement()
+    agreement.reply()
+    agreement.advance([])
+    agreement.interrupt()
+    assert agreement.last == {"type": "stop"}
+    number = agreement.sent[-1]["number"]
+    for rank, (started, is_ready) in enumerate(replies):
+        assert not agreement.advance([]) and agreement.last == {"type": "stop"}
+        agreement.add_reply(rank, {"number": number, "started": started, "is_ready": is_ready})
+    agreement.advance([])
+    assert agreement.last == {"type": "resume", "until": until, "is_void": is_void}
+
+
+def test_while_a_timeline_is_written_each_call_is_negotiated(tmp_path):
+    with group(2) as engines:
+
+        def repeat(rank):
+            for _ in range(MANY):
+                assert sums_of(engines[rank], "step", np.ones(3))[0] == 2
+
+        run_on_ranks(2, repeat)
+        path = tmp_path / "timeline.json"
+        engines[0].timeline.start(str(path))
+        while "NEGOTIATE_ALLREDUCE" not in path.read_text():
+            run_on_ranks(2, repeat)
+        run_on_ranks(2, repeat)
+        before = control_bytes(engines)
+        run_on_ranks(2, lambda rank: sums_of(engines[rank], "step", np.ones(3)))
+        assert control_bytes(engines) > before
+        engines[0].timeline.stop()
+
+
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("size", [1, 70_000])
 def test_rank_0_sends_and_receives_nothing_during_a_repetition(count, size):
@@ -129,6 +214,24 @@ def test_each_call_is_negotiated_if_the_setting_asks_for_it():
         assert control_bytes(engines) > before
 
 
+@pytest.mark.parametrize("size, process_set", [(0, 0), (3, 1)])
+def test_empty_arrays_and_process_sets_are_negotiated_in_each_call(size, process_set):
+    with group(3) as engines:
+        if process_set:
+            add = ("add_process_set", "set")
+            run_on_ranks(3, lambda r: engines[r].wait(engines[r].submit(*add, splits=[0, 1])))
+
+        def run(rank):
+            for _ in range(MANY):
+                if not process_set or rank < 2:
+                    sums_of(engines[rank], "step", np.ones(size), process_set=process_set)
+
+        run_on_ranks(3, run)
+        before = control_bytes(engines)
+        run_on_ranks(3, run)
+        assert control_bytes(engines) > before + 50 * MANY
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
 @pytest.mark.parametrize("op", [SUM, AVERAGE, MIN, MAX, PRODUCT])
 def test_a_repeated_call_has_the_bits_of_a_negotiated_one(dtype, op):
@@ -150,7 +253,8 @@ class _Recorder:
 
     def __init__(self, during):
         self.sent, self.finished, self.zeros = [], [], []
-        self.outgoing = Outgoing(Channel(socket.socketpair()[0]))
+        self.sockets = socket.socketpair()
+        self.outgoing = Outgoing(Channel(self.sockets[0]))
         self.scheduled = collections.deque()
 
         def execute(unit, ids):
@@ -173,6 +277,11 @@ class _Recorder:
 
     def request(self, number):
         return Request(number, "step", "allreduce")
+
+    def close(self):
+        self.outgoing.close()
+        for sock in self.sockets:
+            sock.close()
 
 
 def resumed_by(until, is_void):
@@ -197,11 +306,33 @@ def test_a_result_counts_if_all_ranks_have_contributed_to_it(until, is_void, is_
     recorder.repetition.resume(recorder.scheduled[0])
     assert [len(arrays) for arrays in recorder.zeros] == [1] * (until - 1)
     assert not recorder.outgoing.has_held and not recorder.repetition.is_repeating
+    recorder.close()
+
+
+def test_held_requests_are_sent_in_the_order_of_their_numbers():
+    ours, theirs = socket.socketpair()
+    outgoing, inbox, payload = Outgoing(Channel(ours)), Inbox(), [np.ones(2, np.uint8)]
+    requests = {i: Request(i, f"step {i}", "allreduce", ["uint8"], [[2]], is_inline=True) for i in range(4)}
+    outgoing.hold()
+    for number in (1, 3):
+        outgoing.put(requests[number], payload, is_delayed=False)
+    outgoing.hold_again([(requests[2], payload), (requests[0], payload)])
+    assert [one.request.id for one in outgoing.take_held([requests[3].signature])] == [3]
+    assert outgoing.take_held([requests[0].signature, requests[3].signature]) is None
+    outgoing.leave()
+    outgoing.release()
+    inbox.read(theirs)
+    (several, data), (leave, _) = inbox.messages()
+    assert [header["id"] for header in several["of"]] == [0, 1, 2] and len(data) == 6
+    assert leave == {"type": "leave"}
+    outgoing.close()
+    ours.close()
+    theirs.close()
 
 
 def test_a_rank_with_held_requests_detects_that_rank_0_does_not_respond(monkeypatch):
     monkeypatch.setattr(coordinator_link, "_ANSWER_SECS", 0.1)
-    ours, _theirs = socket.socketpair()
+    ours, theirs = socket.socketpair()
     link = coordinator_link.CoordinatorLink(ours, 1, Settings(stall_shutdown=0.2), lambda *_: None)
     link.outgoing.hold()
     link.outgoing.put(Request(1, "step", "allreduce"), [], is_delayed=False)
@@ -209,6 +340,8 @@ def test_a_rank_with_held_requests_detects_that_rank_0_does_not_respond(monkeypa
     with pytest.raises(GroupFailedError, match="rank 0 has not responded"):
         while not link.wait(lambda: 0.01, lambda: requested_at):
             pass
+    link.close()
+    theirs.close()
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "allgather", "barrier", "allreduce"])
@@ -252,18 +385,23 @@ def test_ranks_that_request_the_collectives_in_another_order_have_all_results():
         run_on_ranks(3, run)
 
 
-def test_collectives_that_were_requested_together_are_requested_one_after_the_other():
+def test_collectives_that_were_fused_are_requested_one_after_the_other():
     with group(2) as engines:
 
         def run(rank):
             engine = engines[rank]
+
+            def submit(name, value):
+                arrays = [np.full(100, value)]
+                return engine.submit("allreduce", name, arrays, op=SUM, is_eager=False, may_wait=True)
+
             for number in range(2 * MANY):
-                fields = {"op": SUM, "is_eager": False}
-                first = engine.submit("allreduce", "a", [np.full(40, number)], **fields)
-                if number > MANY:
-                    assert engine.wait(first)[0][0] == 2 * number
-                second = engine.submit("allreduce", "b", [np.full(40, 3 * number)], **fields)
-                assert engine.wait(second)[0][0] == 6 * number and engine.wait(first)[0][0] == 2 * number
+                pending = [submit("a", number)]
+                for factor, name in enumerate("bc", start=2):  # sent in one message, and fused
+                    pending.append(submit(name, factor * number))
+                    if number > MANY:
+                        assert engine.wait(pending[-1])[0][0] == 2 * factor * number
+                assert [engine.wait(one)[0][0] for one in pending] == [2 * number, 4 * number, 6 * number]
 
         run_on_ranks(2, run)
 
