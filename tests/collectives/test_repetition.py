@@ -16,12 +16,14 @@ from ctl.collectives.engine import Engine
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.frames import Channel, Inbox
 from ctl.collectives.heartbeats import GroupFailedError
+from ctl.collectives.negotiation import Negotiation
 from ctl.collectives.outgoing import Outgoing
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.repetition import Repetition
 from ctl.collectives.requests import Request
 from ctl.collectives.sequences import SequenceAgreement, SequenceDetector, Unit
 from ctl.collectives.settings import Settings
+from ctl.collectives.timeline import Timeline
 from ctl.errors import UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,6 +150,25 @@ def test_no_repetition_starts_after_a_rank_has_left():
     assert agreement.last["type"] == "resume"
     agreement.reply()
     assert not agreement.advance([]) and agreement.last["type"] == "resume"
+
+
+def messages_to(negotiation, rank):
+    inbox = Inbox()
+    inbox._bytes += b"".join(map(bytes, negotiation.outboxes[rank]._parts))
+    return [header["type"] for header, _ in inbox.messages()]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_ranks_that_hold_requests_send_them_when_another_rank_leaves(is_lost):
+    negotiation = Negotiation(3, Settings(), Timeline())
+    for number in range(3):
+        for rank in range(3):
+            request = Request(number, "a", "allreduce", ["uint8"], [[2]], is_inline=True)
+            negotiation.add_request(rank, request, b"ab")
+        negotiation.send_responses()
+    assert messages_to(negotiation, 0) == ["result"] * 3 + ["prepare"]
+    negotiation.remove_rank(2, "has left", is_lost=is_lost)
+    assert "resume" in messages_to(negotiation, 0)
 
 
 @pytest.mark.parametrize("replies, until, is_void", [
