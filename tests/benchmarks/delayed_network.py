@@ -34,7 +34,7 @@ from ctl.collectives.settings import Settings
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "simulation"))
 
 from exchange_records import ALGORITHMS, record_schedule
-from measured_costs import SOCKETS
+from measured_costs import network_costs
 from virtual_clock import Costs, simulate
 
 _RANKS = flags.DEFINE_integer("ranks", 4, "Number of ranks.")
@@ -68,7 +68,7 @@ def namespaces(count: int, delay_secs: float, byte_secs: float):
     try:
         for name in names:
             subprocess.run(["ip", "netns", "add", name], check=True)
-        ready, writer = os.pipe()
+        reader, writer = os.pipe()
         wire = os.fork()
         if not wire:
             try:
@@ -77,9 +77,9 @@ def namespaces(count: int, delay_secs: float, byte_secs: float):
             finally:
                 os._exit(1)
         os.close(writer)
-        if not os.read(ready, 1):
+        if not os.read(reader, 1):
             raise SystemExit("the network could not be created")
-        os.close(ready)
+        os.close(reader)
         yield names
     finally:
         if wire:
@@ -103,10 +103,10 @@ def open_device(namespace: str, rank: int) -> int:
     return device
 
 
-def carry_packets(devices: list[int], ready: int, delay_secs: float, byte_secs: float) -> None:
+def carry_packets(devices: list[int], notified: int, delay_secs: float, byte_secs: float) -> None:
     """Moves packets between the devices until the process is killed."""
-    os.write(ready, b"r")
-    os.close(ready)
+    os.write(notified, b"r")
+    os.close(notified)
     poller, sender_by_device = select.poll(), {device: i for i, device in enumerate(devices)}
     for device in devices:
         poller.register(device, select.POLLIN)
@@ -171,14 +171,15 @@ def measure_all(names: list[str], algorithm: str, size: int) -> list[float]:
 
 def main(_: list[str]) -> None:
     delay_secs, byte_secs = _DELAY_MS.value / 1e3, 8e-6 / _MBITS.value
-    costs = Costs(**{**SOCKETS, "latency_secs": delay_secs, "wire_byte_secs": byte_secs})
+    wire = {"latency_secs": delay_secs, "wire_byte_secs": byte_secs}
     print(f"{'bytes':>9} {'algorithm':>9} {'median':>9} {'minimum':>9} {'simulated':>9} {'error':>6}  (ms)")
     for size in map(int, _BYTES.value):
         for algorithm in ALGORITHMS["allreduce"]:
             with namespaces(_RANKS.value, delay_secs, byte_secs) as names:
                 median_secs, min_secs = measure_all(names, algorithm, size)
             schedule = record_schedule("allreduce", algorithm, _RANKS.value, size)
-            simulated_secs = simulate(schedule, costs).seconds + _ROUND_TRIPS.value * 2 * delay_secs
+            simulated = simulate(schedule, Costs(**network_costs(algorithm), **wire))
+            simulated_secs = simulated.seconds + _ROUND_TRIPS.value * 2 * delay_secs
             milliseconds = [1e3 * secs for secs in (median_secs, min_secs, simulated_secs)]
             error = 100 * (simulated_secs / min_secs - 1)
             print(f"{size:9,} {algorithm:>9}", *(f"{ms:9.1f}" for ms in milliseconds), f"{error:+5.0f}%")

@@ -25,7 +25,7 @@ from ctl.collectives.allreduce import select_algorithm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "simulation"))
 
 from exchange_records import record_schedule
-from measured_costs import NETWORK_COSTS
+from measured_costs import network_costs
 from virtual_clock import Costs, simulate
 
 _STEPS = flags.DEFINE_integer("steps", 30, "Steps of a measurement.")
@@ -54,9 +54,10 @@ def measure_step(model: str) -> float:
 
 @functools.cache
 def record_selected(dtype: str, workers: int, num_bytes: int):
-    """Returns the schedule that `ctl` selects."""
+    """Returns the schedule of the algorithm that `ctl` selects, and its CPU costs."""
     algorithm = select_algorithm(workers, num_bytes)
-    return record_schedule("allreduce", algorithm, workers, num_bytes, dtype)
+    schedule = record_schedule("allreduce", algorithm, workers, num_bytes, dtype)
+    return schedule, network_costs(algorithm, dtype)
 
 
 def efficiency(step_secs: float, model: str, gigabits: float, method: str, workers: int) -> float:
@@ -64,10 +65,10 @@ def efficiency(step_secs: float, model: str, gigabits: float, method: str, worke
     dtype, steps_per_sum = METHODS[method]
     if workers == 1:
         return 1.0
-    schedule = record_selected(dtype, workers, MODELS[model] * _ITEM_BYTES[dtype])
-    network = {"latency_secs": _LATENCY_SECS, "wire_byte_secs": 8e-9 / gigabits}
-    costs = Costs(**NETWORK_COSTS[dtype], **network)
-    return step_secs / (step_secs + simulate(schedule, costs).seconds / steps_per_sum)
+    schedule, costs = record_selected(dtype, workers, MODELS[model] * _ITEM_BYTES[dtype])
+    wire = {"latency_secs": _LATENCY_SECS, "wire_byte_secs": 8e-9 / gigabits}
+    sum_secs = simulate(schedule, Costs(**costs, **wire)).seconds
+    return step_secs / (step_secs + sum_secs / steps_per_sum)
 
 
 def plot(step_secs: float, path: str) -> None:

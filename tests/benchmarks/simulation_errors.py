@@ -5,8 +5,8 @@
 Measures the CPU time per call like `collective_scaling.py`, the mean of the ranks except rank 0, which also
 coordinates. The time of a rank is the minimum of the rounds, because other work increases it. Fits the
 `Costs` of `tests/simulation/virtual_clock.py` to the measurements with `--fitted_ranks` by least squares of
-relative errors, and prints measured and simulated times of all. `--measurements=PATH` stores the
-measurements, or reads them from an existing file.
+relative errors, and prints measured and simulated times of all. `--measurements=PATH,...` stores the
+measurements in the first file. If files exist, it uses the minimum of a case in them instead.
 """
 
 import dataclasses
@@ -27,14 +27,16 @@ from virtual_clock import Costs, simulate
 
 FLAGS = flags.FLAGS
 _FITTED_RANKS = flags.DEFINE_list("fitted_ranks", ["2", "4", "8"], "Numbers of ranks for the fit.")
-_MEASUREMENTS = flags.DEFINE_string("measurements", "", "File of the measurements (JSON).")
+_COMPARED = flags.DEFINE_list("compared", [*ALGORITHMS["allreduce"]], "Algorithms.")
+_MEASUREMENTS = flags.DEFINE_list("measurements", [], "Files of the measurements (JSON).")
 _MAX_INLINE_BYTES = 128 << 10  # of all ranks; the engine sends smaller vectors to rank 0
 _GOAL = 0.2  # error
 _UNIT_COSTS = {  # one of them is 1
     "call": Costs(call_secs=1),
     "exchange": Costs(exchange_secs=1),
-    "copied byte": Costs(sent_byte_secs=1, stored_byte_secs=1, copied_byte_secs=1),
+    "moved byte": Costs(sent_byte_secs=1, stored_byte_secs=1),
     "reduced byte": Costs(reduced_byte_secs=1),
+    "copied byte": Costs(copied_byte_secs=1),
 }
 Case = tuple[str, int, int]  # algorithm, ranks, bytes
 
@@ -48,7 +50,7 @@ def measure_cases(counts: list[int], sizes: list[int]) -> dict[Case, float]:
                 continue
             calls = max(5, min(FLAGS.calls, (256 << 20) // size))
             by_rank = collective_scaling.measure_all(count, size, calls)[1:]
-            for algorithm in ALGORITHMS["allreduce"]:
+            for algorithm in _COMPARED.value:
                 ms = statistics.mean(min(times[algorithm]) for times in by_rank)
                 secs_by_case[algorithm, count, size] = ms / 1e3
                 print(f"measured: {algorithm} {count} {size} {ms:.3f} ms", flush=True)
@@ -72,14 +74,14 @@ def fit_costs(secs_by_case: Mapping[Case, float], dtype: str) -> Costs:
         if values.min() >= 0:
             break
         columns.remove(columns[int(np.argmin(values))])
-    call, exchange, copied, reduced = np.bincount(columns, values, rows.shape[1])
+    call, exchange, moved, reduced, copied = np.bincount(columns, values, rows.shape[1])
     return Costs(
         call_secs=call,
         exchange_secs=exchange,
-        sent_byte_secs=copied,
-        stored_byte_secs=copied,
-        copied_byte_secs=copied,
+        sent_byte_secs=moved,
+        stored_byte_secs=moved,
         reduced_byte_secs=reduced,
+        copied_byte_secs=copied,
     )
 
 
@@ -103,14 +105,18 @@ def report(secs_by_case: Mapping[Case, float], costs: Costs, fitted: list[int], 
 
 
 def main(_: list[str]) -> None:
-    FLAGS.algorithms = list(ALGORITHMS["allreduce"])
-    path = Path(_MEASUREMENTS.value)
-    if _MEASUREMENTS.value and path.exists():
-        secs_by_case = {(a, n, size): secs for a, n, size, secs in json.loads(path.read_text())}
-    else:
+    FLAGS.algorithms = _COMPARED.value
+    paths = [*map(Path, _MEASUREMENTS.value)]
+    secs_by_case: dict[Case, float] = {}
+    for path in filter(Path.exists, paths):
+        for algorithm, count, size, secs in json.loads(path.read_text()):
+            case = algorithm, count, size
+            if algorithm in _COMPARED.value:
+                secs_by_case[case] = min(secs, secs_by_case.get(case, secs))
+    if not secs_by_case:
         secs_by_case = measure_cases([*map(int, FLAGS.ranks)], [*map(int, FLAGS.bytes)])
-        if _MEASUREMENTS.value:
-            path.write_text(json.dumps([[*case, secs] for case, secs in secs_by_case.items()]))
+        if paths:
+            paths[0].write_text(json.dumps([[*case, secs] for case, secs in secs_by_case.items()]))
     fitted = [*map(int, _FITTED_RANKS.value)]
     costs = fit_costs({case: secs for case, secs in secs_by_case.items() if case[1] in fitted}, FLAGS.dtype)
     report(secs_by_case, costs, fitted, FLAGS.dtype)

@@ -148,14 +148,14 @@ def record_schedule(
     is_symmetric = collective != "broadcast" and algorithm not in ("doubling", "halving")
     ranks = range(1 if is_symmetric and count > _MAX_COMPLETE_RANKS else count)
     records = [record_exchanges(collective, algorithm, count, me, unit, dtype) for me in ranks]
-    copied_bytes = _count_copies(collective, algorithm, count) * float(num_bytes)
+    copied_bytes = _count_copies(collective, algorithm, count, dtype) * float(num_bytes)
     return build_schedule(count, records, num_bytes / unit if unit else 1.0, copied_bytes)
 
 
-def _count_copies(collective: str, algorithm: str, count: int) -> int:
-    """Returns how often a rank copies its vector within its memory."""
+def _count_copies(collective: str, algorithm: str, count: int, dtype: str) -> int:
+    """Returns how often a rank copies or converts its vector within its memory."""
     if algorithm == "doubling":  # two vectors take turns; the result must be in the first one
-        return 1 + (count.bit_length() - 1) % 2
+        return 2 if dtype == "bfloat16" else 1 + (count.bit_length() - 1) % 2
     if algorithm == "tree":
         return {"allgather": count, "alltoall": 1}.get(collective, 0)
     return 1 if algorithm == "halving" else 0

@@ -45,10 +45,10 @@ def test_recorded_exchanges_are_those_of_an_execution_with_real_data(
 def test_all_ranks_of_a_symmetric_algorithm_have_the_exchanges_of_rank_0(
     collective, algorithm, count, dtype
 ):
-    first, *others = [
+    first_record, *records = [
         record_exchanges(collective, algorithm, count, me, 64 * count, dtype) for me in range(count)
     ]
-    assert len(first) > 1 and all(other == first for other in others)
+    assert len(first_record) > 1 and all(record == first_record for record in records)
 
 
 @pytest.mark.parametrize("collective, algorithm", CASES)

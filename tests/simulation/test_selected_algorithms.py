@@ -5,7 +5,7 @@ import functools
 import pytest
 from ctl.collectives.allreduce import select_algorithm
 from exchange_records import ALGORITHMS, record_schedule
-from measured_costs import MEMORY_COSTS, NETWORK_COSTS
+from measured_costs import MEMORY_COSTS, network_costs
 from virtual_clock import Costs, simulate
 
 SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]  # bytes
@@ -15,7 +15,7 @@ MAX_RATIO = 1.3
 def network(gigabits, latency_secs=25e-6):
     """Returns the costs of machines in one data centre."""
     wire = {"latency_secs": latency_secs, "wire_byte_secs": 8e-9 / gigabits}
-    return Costs(**NETWORK_COSTS["float32"], **wire)
+    return Costs(**network_costs("auto"), **wire)
 
 
 @functools.cache

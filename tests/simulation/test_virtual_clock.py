@@ -103,8 +103,10 @@ def test_jitter_depends_on_the_seed_only_and_hurts_the_ring_most():
     def added_secs(algorithm):
         return seconds(algorithm, 64, 64 << 10, uneven) - seconds(algorithm, 64, 64 << 10, even)
 
-    first, again, other = [seconds("ring", 64, 64 << 10, uneven, seed=seed) for seed in (1, 1, 2)]
-    assert first == again != other
+    first_secs, equal_secs, unequal_secs = [
+        seconds("ring", 64, 64 << 10, uneven, seed=seed) for seed in (1, 1, 2)
+    ]
+    assert first_secs == equal_secs != unequal_secs
     assert added_secs("ring") > added_secs("halving") > added_secs("doubling") > 0
 
 
@@ -123,5 +125,5 @@ def test_4096_ranks_take_less_than_a_minute(collective, algorithm):
     each = FIXED.exchange_secs + FIXED.latency_secs
     if algorithm == "ring" and collective != "broadcast":
         assert simulated.seconds == pytest.approx(schedule.num_steps[0] * each)
-    assert simulated.seconds >= 12 * each and simulated.finished_at.shape == (4096,)
+    assert simulated.seconds > 11.9 * each and simulated.finished_at.shape == (4096,)
     assert time.process_time() - start_secs < 60

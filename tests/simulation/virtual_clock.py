@@ -68,7 +68,7 @@ def simulate(
 ) -> Simulated:
     """Executes a schedule. All ranks start at time 0.
 
-    All ranks whose message has been sent advance together, one exchange in each iteration.
+    Each iteration completes one exchange of all ranks that do not wait for a message.
 
     Args:
       schedule: Exchanges of all ranks.
@@ -88,12 +88,12 @@ def simulate(
     execution.send(waiting)
     while waiting.size:
         is_ready = execution.has_message(waiting)
-        ready = waiting if is_ready.all() else waiting[is_ready]
-        if not ready.size:
+        ready_ranks = waiting if is_ready.all() else waiting[is_ready]
+        if not ready_ranks.size:
             raise RuntimeError(f"ranks {waiting[:8].tolist()} wait for each other")
-        execution.receive(ready)
+        execution.receive(ready_ranks)
         is_unfinished = execution.steps < execution.num_steps
-        execution.send(ready if is_unfinished.all() else ready[is_unfinished[ready]])
+        execution.send(ready_ranks if is_unfinished.all() else ready_ranks[is_unfinished[ready_ranks]])
         waiting = waiting if is_unfinished.all() else waiting[is_unfinished[waiting]]
     return Simulated(execution.clocks, execution.cpu_secs)
 
@@ -141,7 +141,7 @@ class _Execution:
         return (matches < 0) | (self.steps[sources] >= matches)
 
     def receive(self, ranks: np.ndarray) -> None:
-        """Completes the current exchange of some ranks, whose messages have been sent."""
+        """Completes the current exchange of some ranks. Their messages must have been sent."""
         schedule, costs, steps = self._schedule, self._costs, self.steps[ranks]
         matches = self._take(schedule.matches, ranks, steps)
         sources = (ranks + self._take(schedule.sources, ranks, steps)) % schedule.count
