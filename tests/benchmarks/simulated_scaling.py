@@ -5,8 +5,8 @@
 Efficiency is the share of linear speed. Each worker has its own machine with one CPU core like those of
 this machine. A step takes the CPU time of one worker without sums, measured here, and the simulated time
 of an all-reduce of the gradients (`tests/simulation/`) with the algorithm that `ctl` selects and the costs
-of `measured_costs.py`. Latency and rates are assumed. Sums do not overlap with the computation, and the
-coordination on rank 0 is not included.
+of `measured_costs.py`. Latency and rates are assumed. Sums do not overlap with the computation, and do not
+pass through rank 0.
 """
 
 import functools
