@@ -122,7 +122,9 @@ def test_functions_and_classes_are_within_budget():
 
 
 def test_folders_of_tests_are_those_of_the_code():
-    other_folders = {"benchmarks", "cluster", "faults", "golden", "gpu", "mutation", "programs", "workers"}
+    other_folders = {
+        "benchmarks", "cluster", "faults", "golden", "gpu", "mutation", "programs", "simulation", "workers"
+    }  # fmt: skip
     folders = {p.relative_to(ROOT / "tests").parts[0] for p in TESTS if p.parent != ROOT / "tests"}
     assert folders - other_folders <= {p.relative_to(ROOT / "ctl").parts[0] for p in FILES}
     names = [p.name for p in TESTS if p.name.startswith("test_")]

@@ -38,7 +38,8 @@ PREPARATION = {  # commands that a reader of the page has run before
 SCRIPT_OPTIONS = {
     "overhead": ["--strategy=default"], "xla": ["--model=tiny"],
     "host_cost": ["--only=metrics", "--rounds=1"],
-    "communication": ["--steps=4"], "cost_model": ["--steps=4", "--workers", "1", "2"],
+    "communication": ["--steps=4"], "simulated_scaling": ["--steps=4", "--rounds=1"],
+    "simulation_errors": ["--ranks=2,3", "--bytes=131072", "--rounds=1", "--calls=5"],
     "sync_every": ["--steps=32", "--every", "1", "16", "--outer", "0.7,0.5"],
 }  # fmt: skip
 EXECUTABLES = {

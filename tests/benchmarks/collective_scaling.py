@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 from absl import app, flags
-from ctl.collectives.arithmetic import SUM
+from ctl.collectives.arithmetic import SUM, to_numpy_dtype
 from ctl.collectives.engine import Engine
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import Settings
@@ -29,17 +29,26 @@ _ALGORITHMS = flags.DEFINE_list(
 )  # fmt: skip
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds, in which the algorithms take turns.")
 _CALLS = flags.DEFINE_integer("calls", 100, "Calls per round.")
+_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Type of the elements.")
+_SOCKETS = flags.DEFINE_bool("sockets", False, "Whether ranks use sockets instead of shared memory.")
 
 
-def measure(rank: int, servers: dict[str, list[socket.socket]], size: int) -> dict[str, list[float]]:
+def measure(
+    rank: int, servers: dict[str, list[socket.socket]], size: int, calls: int
+) -> dict[str, list[float]]:
     """Returns the CPU time per call (ms) of this rank, by algorithm and round."""
     engines = {}
     for algorithm, sockets in servers.items():
         addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
         is_repeated = algorithm == "repeated"
-        settings = Settings(algorithm="auto" if is_repeated else algorithm, agrees_once=is_repeated)
+        settings = Settings(
+            algorithm="auto" if is_repeated else algorithm,
+            agrees_once=is_repeated,
+            shares_memory=not _SOCKETS.value,
+        )
         engines[algorithm] = Engine(build_ranks(addresses, rank), settings, server=sockets[rank])
-    array, count = np.ones(size // 4, np.float32), len(addresses)
+    dtype, count = to_numpy_dtype(_DTYPE.value), len(addresses)
+    array = np.ones(size // dtype.itemsize, dtype)
     splits = [array.size // count] * (count - 1)
     fields = {
         "allreduce": {"op": SUM}, "broadcast": {"root": 0}, "allgather": {},
@@ -50,16 +59,16 @@ def measure(rank: int, servers: dict[str, list[socket.socket]], size: int) -> di
         for algorithm, engine in engines.items():
             engine.sum("start", np.zeros(1))
             start_secs = time.process_time()
-            for _ in range(_CALLS.value):
+            for _ in range(calls):
                 engine.wait(engine.submit(_KIND.value, "large", [array], **fields))
             if round_number >= 0:  # the first round opens files and fills caches
-                results[algorithm].append((time.process_time() - start_secs) * 1e3 / _CALLS.value)
+                results[algorithm].append((time.process_time() - start_secs) * 1e3 / calls)
     for engine in engines.values():
         engine.close(linger=True)
     return results
 
 
-def measure_all(count: int, size: int) -> list[dict[str, list[float]]]:
+def measure_all(count: int, size: int, calls: int) -> list[dict[str, list[float]]]:
     """Returns the results of `measure` by rank."""
     servers = {a: [socket.create_server(("127.0.0.1", 0)) for _ in range(count)] for a in _ALGORITHMS.value}
     readers = []
@@ -67,7 +76,7 @@ def measure_all(count: int, size: int) -> list[dict[str, list[float]]]:
         reader, writer = os.pipe()
         if os.fork() == 0:
             with os.fdopen(writer, "w") as file:
-                json.dump(measure(rank, servers, size), file)
+                json.dump(measure(rank, servers, size, calls), file)
             os._exit(0)
         os.close(writer)
         readers.append(reader)
@@ -87,7 +96,7 @@ def main(_: list[str]) -> None:
     print(f"{'ranks':>5} {'bytes':>9} {'algorithm':>9} {'each':>8} {'ratio':>6} {'rank 0':>8} {'ratio':>6}")
     for count in map(int, _RANKS.value):
         for size in map(int, _BYTES.value):
-            by_rank = measure_all(count, size)
+            by_rank = measure_all(count, size, _CALLS.value)
             base = None
             for algorithm in _ALGORITHMS.value:
                 medians = [statistics.median(results[algorithm]) for results in by_rank]

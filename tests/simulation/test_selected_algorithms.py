@@ -1,0 +1,56 @@
+"""The algorithms that ctl selects for all-reduces, compared with the fastest simulated ones."""
+
+import functools
+
+import pytest
+from ctl.collectives.allreduce import select_algorithm
+from exchange_records import ALGORITHMS, record_schedule
+from measured_costs import MEMORY_COSTS, network_costs
+from virtual_clock import Costs, simulate
+
+SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]  # bytes
+MAX_RATIO = 1.3
+
+
+def network(gigabits, latency_secs=25e-6):
+    """Returns the costs of machines in one data centre."""
+    wire = {"latency_secs": latency_secs, "wire_byte_secs": 8e-9 / gigabits}
+    return Costs(**network_costs("auto"), **wire)
+
+
+@functools.cache
+def seconds(algorithm, count, num_bytes, costs):
+    return simulate(record_schedule("allreduce", algorithm, count, num_bytes), costs).seconds
+
+
+def slower_choices(count, costs):
+    """Returns the ratios to the fastest algorithm that are larger than `MAX_RATIO`, by size."""
+    ratios = {}
+    for size in SIZES:
+        fastest_secs = min(seconds(name, count, size, costs) for name in ALGORITHMS["allreduce"])
+        ratios[size] = seconds(select_algorithm(count, size), count, size, costs) / fastest_secs
+    return {size: round(ratio, 2) for size, ratio in ratios.items() if ratio > MAX_RATIO}
+
+
+@pytest.mark.parametrize("count", [3, 4, 6, 8, 16, 32])
+def test_the_selected_algorithm_is_fast_on_one_machine(count):
+    assert not slower_choices(count, Costs(**MEMORY_COSTS))
+
+
+@pytest.mark.parametrize("count", [4, 6, 16, 48, 256])
+@pytest.mark.parametrize("gigabits", [10, 100])
+def test_the_selected_algorithm_is_fast_in_a_data_centre(count, gigabits):
+    assert not slower_choices(count, network(gigabits))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [100, 1000, 1024])
+@pytest.mark.parametrize("gigabits", [10, 100])
+def test_the_selected_algorithm_is_fast_for_a_thousand_ranks(count, gigabits):
+    assert not slower_choices(count, network(gigabits))
+
+
+def test_the_estimate_does_not_contain_the_network_and_is_wrong_on_slow_ones():
+    """A failure is an improvement: the selection then considers rate and latency."""
+    assert 64 << 10 in slower_choices(16, network(1))
+    assert 256 << 10 in slower_choices(16, network(10, latency_secs=1e-3))
