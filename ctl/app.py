@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from absl import app, flags
 from ctl import config as config_lib
 from ctl import fast_dev_run
+from ctl.collectives.transports import mpi
 from ctl.config import Config
 from ctl.config_flags import define_flags, help_text
 from ctl.distribute import job_fingerprint, mpi_cluster
@@ -129,6 +130,7 @@ def _main(make_trainer: Callable[..., Any], settings: dict) -> None:
     except Exception as e:
         if not error_report.can_shorten(e):
             raise
+        mpi.record_failure()
         line = _line_of_a_worker(e)
         print(line or error_report.short_report(e), file=sys.stderr, flush=True)
         _await_report_of_chief(line)
@@ -139,6 +141,7 @@ def _main(make_trainer: Callable[..., Any], settings: dict) -> None:
 
 
 def _fail(error: CtlError) -> None:
+    mpi.record_failure()
     line = _line_of_a_worker(error)
     print(f"{'error: ' if error.exit_code < 3 else ''}{line or error}", file=sys.stderr, flush=True)
     _await_report_of_chief(line)

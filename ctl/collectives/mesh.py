@@ -151,6 +151,10 @@ class Mesh:
                 poller.register(link.socket.fileno(), events)
         return poller
 
+    def record_failure(self) -> None:
+        """Records that a rank was lost, for the end of the process."""
+        self._transport.record_failure()
+
     def close(self) -> None:
         """Closes all connections."""
         for link in self._links.values():

@@ -96,6 +96,9 @@ class Transport(Protocol):
     def release_offers(self) -> None:
         """Releases resources of the offers, after all answers or an error."""
 
+    def record_failure(self) -> None:
+        """Records that a rank was lost. The end of the process must not wait for other ranks then."""
+
 
 def connect_links(
     transport: Transport, rank: int, connections: Mapping[int, socket.socket]

@@ -47,7 +47,7 @@ class MpiWorld:
       token: Random text, equal in all processes.
       tags: Message tags that links of this process use.
       has_links: True if this process has created a link.
-      has_failed: True if a link has ended before its messages were complete.
+      has_failed: True if a rank was lost, or if this process ends with an error.
     """
 
     def __init__(self, mpi: Any, start_timeout_secs: float):
@@ -130,6 +130,12 @@ def finalize() -> None:
             return
         time.sleep(_POLL_SECS)
     mpi.Finalize()
+
+
+def record_failure() -> None:
+    """Lets this process end without MPI_Finalize. A no-op without MPI."""
+    if _world is not None:
+        _world.record_failure()
 
 
 def are_threads_supported() -> bool:
@@ -360,6 +366,10 @@ class MpiTransport:
     def release_offers(self) -> None:
         """Forgets the tags of offers without an answer."""
         self._tags.clear()
+
+    def record_failure(self) -> None:
+        """Lets the process end without MPI_Finalize."""
+        self._world.record_failure()
 
     def _identify(self) -> dict[str, Any]:
         return {"world_rank": self._world.rank, "token": self._world.token}

@@ -251,6 +251,9 @@ class MemoryTransport:
             shared.release()
         self._offered.clear()
 
+    def record_failure(self) -> None:
+        """Does not record the failure: the end of the process does not wait for other ranks."""
+
 
 def _create_link(sock: socket.socket, peer: int, memory: mmap.mmap | None, *, is_first: bool) -> Link:
     return SocketLink(sock, peer) if memory is None else MemoryLink(sock, peer, memory, is_first=is_first)

@@ -143,6 +143,9 @@ class SocketTransport:
     def release_offers(self) -> None:
         """Does not release resources: offers have none."""
 
+    def record_failure(self) -> None:
+        """Does not record the failure: the end of the process does not wait for other ranks."""
+
 
 def _to_memoryview(array: np.ndarray) -> memoryview:
     return array.view(np.uint8).data if array.size else memoryview(b"")
