@@ -40,6 +40,26 @@ def test_a_stopped_rank_ends_the_job_after_the_silence_limit():
     assert "rank 1 died (silent for" in result.json["error"]
 
 
+LATE_END = """
+import time
+from ctl.collectives.transports import mpi
+from ctl.io import exit_hook
+
+world = mpi.join_world()
+exit_hook.install_exit_hook()  # the process skips exit functions of C libraries
+mpi.finalize()
+time.sleep(0.5 * world.rank)
+print(f"rank {world.rank} ends", flush=True)
+"""
+
+
+@needs_mpi
+def test_processes_may_end_at_different_times_without_exit_functions():
+    result = run_mpi(3, ["-c", LATE_END])
+    assert result.code == 0, result.output
+    assert all(f"rank {rank} ends" in result.output for rank in range(3))
+
+
 class FakeMpi(types.ModuleType):
     """MPI of one process that has messages in a dictionary."""
 
@@ -121,7 +141,6 @@ def fake_world(**values):
     world = types.SimpleNamespace(
         mpi=FakeMpi(), rank=0, token="a", tags=itertools.count(1), has_failed=False, **values
     )
-    world.record_link = lambda: None
     world.record_failure = lambda: vars(world).update(has_failed=True)
     world.start_send = world.start_receive = lambda *_: FakeRequest()
     return world

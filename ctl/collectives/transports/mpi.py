@@ -19,18 +19,16 @@ import numpy as np
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.frames import Lost
 from ctl.collectives.settings import read_settings
+from ctl.collectives.transports import mpi_launcher
 from ctl.collectives.transports.link import CHUNK, Consume, Link
+from ctl.collectives.transports.mpi_launcher import ManagerConnection
 from ctl.errors import UsageError
+from ctl.io import exit_hook
 
-# variables that mpirun, mpiexec or srun set: Hydra and PMI, Open MPI, PMIx
-_LAUNCHER_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
-_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 _WINDOW = 4  # pieces in flight, in each direction
 _LAST_BYTES_SECS = 1.0  # time for data in flight after the other end has closed its socket
 _POLL_SECS = 0.005
-_UNCONNECTED_SECS = 5.0  # time limit of the end of a rank that has not connected to other ranks
 _INSTALL = "Install it with `pip install 'tf-ctl[mpi]'`"
-_FIX = "start the program with `mpirun -np N`, or use another communication than 'mpi'"
 _world: "MpiWorld | None" = None
 
 
@@ -46,7 +44,6 @@ class MpiWorld:
       rank, size: Rank of this process in MPI's COMM_WORLD, and number of processes.
       token: Random text, equal in all processes.
       tags: Message tags that links of this process use.
-      has_links: True if this process has created a link.
       has_failed: True if a rank was lost, or if this process ends with an error.
     """
 
@@ -58,7 +55,7 @@ class MpiWorld:
         self.rank, self.size = self._communicator.rank, self._communicator.size
         self.token = self._communicator.bcast(secrets.token_hex(32))
         self.tags = itertools.count(1)
-        self.has_links = self.has_failed = False
+        self.has_failed = False
 
     def allgather(self, text: str) -> list[str]:
         """Returns the texts of all processes by rank. All processes call it."""
@@ -74,10 +71,6 @@ class MpiWorld:
     def start_receive(self, piece: np.ndarray, rank: int, tag: int) -> Any:
         """Starts to receive bytes. Returns the request."""
         return self._communicator.Irecv([piece, self.mpi.BYTE], rank, tag)
-
-    def record_link(self) -> None:
-        """Sets `has_links`."""
-        self.has_links = True
 
     def record_failure(self) -> None:
         """Sets `has_failed`."""
@@ -105,7 +98,7 @@ def join_world(environ: Mapping[str, str] = os.environ) -> MpiWorld:
             raise UsageError("MPI was finalized by this program; expected mpi4py without MPI.Finalize().")
         is_owner = not mpi.Is_initialized()
         if is_owner:
-            _check_launcher(environ)
+            mpi_launcher.check_launcher(environ)
             mpi.Init_thread(mpi.THREAD_MULTIPLE)
             atexit.register(finalize)
         _check_initialized(mpi, environ)
@@ -124,12 +117,13 @@ def finalize() -> None:
         return
     if world is None or world.has_failed or getattr(sys, "last_value", None) is not None:
         return
-    barrier, start_secs = world.start_barrier(), time.monotonic()
+    barrier = world.start_barrier()
     while not barrier.Test():  # MPI_Finalize would occupy a core until the last process calls it
-        if not world.has_links and time.monotonic() - start_secs > _UNCONNECTED_SECS:
-            return
         time.sleep(_POLL_SECS)
+    connection = ManagerConnection(os.environ)
     mpi.Finalize()
+    if exit_hook.skips_exit_functions():
+        connection.end()
 
 
 def record_failure() -> None:
@@ -163,22 +157,19 @@ def _load_mpi() -> Any:
     return MPI
 
 
-def _check_launcher(environ: Mapping[str, str]) -> None:
-    if not any(environ.get(name) for name in _LAUNCHER_VARIABLES):
-        raise UsageError(f"communication over MPI outside of mpirun; {_FIX}.")
-
-
 def _check_initialized(mpi: Any, environ: Mapping[str, str]) -> None:
     size, library = mpi.COMM_WORLD.size, mpi.Get_library_version().split("\n")[0].strip()
-    launched = next((environ[name] for name in _SIZE_VARIABLES if environ.get(name)), str(size))
-    if launched != str(size):
+    launched = mpi_launcher.count_processes(environ, default=size)
+    if launched != size:
         raise UsageError(
             f"mpirun has started {launched} processes, but MPI ({library}) connects {size}; expected equal "
             "numbers. mpirun and the library of mpi4py belong to different installations of MPI: use the "
             "mpirun of this library."
         )
     if size == 1:
-        raise UsageError(f"communication over MPI with one process; expected at least 2: {_FIX}.")
+        raise UsageError(
+            f"communication over MPI with one process; expected at least 2: {mpi_launcher.USAGE}."
+        )
     if mpi.Query_thread() != mpi.THREAD_MULTIPLE:
         raise UsageError(
             f"MPI ({library}) is initialized with thread level {mpi.Query_thread()}; expected "
@@ -223,7 +214,6 @@ class MpiLink:
         self._size = self._received = self._requested = 0  # bytes of the incoming message
         self._ended_secs = 0.0  # time at which the other end has closed its socket
         sock.setblocking(False)
-        world.record_link()
 
     @property
     def is_sent(self) -> bool:
