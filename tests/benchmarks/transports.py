@@ -2,8 +2,8 @@
 
     mpirun -np 2 python tests/benchmarks/transports.py
 
-Prints the time of one exchange (µs) and its ratio to sockets, medians of rounds in which the transports take
-turns. Both ranks send and receive at the same time.
+Prints the time of one exchange (µs) and its ratio to sockets, medians of rounds in which the transports
+take turns. Both ranks send and receive at the same time.
 """
 
 import dataclasses
