@@ -124,10 +124,8 @@ def connect_links(
             _send_hello(connections[peer], transport.path, transport.create_offer(peer), peer)
         for peer in (peer for peer in connections if peer < rank):
             offer = _receive_hello(connections[peer], peer)
-            if not _are_compatible(transport.path, offer):
-                _send_hello(
-                    connections[peer], transport.path, {}, peer
-                )  # the other rank raises an error, too
+            if not _are_compatible(transport.path, offer):  # both ranks raise the error
+                _send_hello(connections[peer], transport.path, {}, peer)
             _check_path(transport.path, offer, peer)
             links[peer], answer = transport.accept_offer(connections[peer], peer, offer)
             _send_hello(connections[peer], transport.path, answer, peer)

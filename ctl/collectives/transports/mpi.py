@@ -1,4 +1,4 @@
-"""Transport over MPI with `mpi4py`, for clusters whose fast network speaks MPI.
+"""Transport over MPI with `mpi4py`, for clusters with a fast network that MPI supports.
 
 No other module imports mpi4py. `join_world` initializes MPI at the first request. Each pair of ranks keeps
 its socket, which reports the end of the other process, and transfers its data over MPI.
