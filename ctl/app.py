@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 from absl import app, flags
 from ctl import config as config_lib
 from ctl import fast_dev_run
+from ctl.collectives.transports import mpi
 from ctl.config import Config
 from ctl.config_flags import define_flags, help_text
-from ctl.distribute import job_fingerprint
+from ctl.distribute import job_fingerprint, mpi_cluster
 from ctl.distribute.platforms import detection
 from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, CtlError, StorageError, UsageError
@@ -99,8 +100,11 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
     except flags.Error as e:
         _fail(UsageError(f"{_flag_message(e)}. See --help."))
     try:
+        mpi_cluster.join_if_requested(
+            values["communication"].value if "communication" in values else "auto"
+        )
         detection.apply_settings()
-    except UsageError as e:
+    except CtlError as e:
         _fail(e)
     with log_filter.quiet():  # the search for GPUs, which TensorFlow makes absl do before main
         import tensorflow as tf
@@ -126,6 +130,7 @@ def _main(make_trainer: Callable[..., Any], settings: dict) -> None:
     except Exception as e:
         if not error_report.can_shorten(e):
             raise
+        mpi.record_failure()
         line = _line_of_a_worker(e)
         print(line or error_report.short_report(e), file=sys.stderr, flush=True)
         _await_report_of_chief(line)
@@ -136,6 +141,7 @@ def _main(make_trainer: Callable[..., Any], settings: dict) -> None:
 
 
 def _fail(error: CtlError) -> None:
+    mpi.record_failure()
     line = _line_of_a_worker(error)
     print(f"{'error: ' if error.exit_code < 3 else ''}{line or error}", file=sys.stderr, flush=True)
     _await_report_of_chief(line)
@@ -176,6 +182,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict, stack: contextlib.Ex
     config = config_lib.resolve_config(make_trainer, explicit)
     if config.full_traceback:
         error_report.show_full_tracebacks()
+    mpi_cluster.join_if_requested(config.communication)
     topology, platform_dirs = detection.read_topology(), directories.read_directories(config.model_dir)
     is_short = config.fast_dev_run
     if is_short:

@@ -88,9 +88,9 @@ class Config:
     cross_device_ops: str = _field(
         "choice", ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
         "All-reduce algorithm of mirrored.")
-    communication: str = _field("choice", ("auto", "ring", "nccl", "tcp"),
-        "All-reduce of multi_worker: TensorFlow's ring or nccl, or ctl's tcp. auto measures ring and tcp "
-        "on CPUs.")
+    communication: str = _field("choice", ("auto", "ring", "nccl", "tcp", "mpi"),
+        "All-reduce of multi_worker: TensorFlow's ring or nccl, or ctl's tcp, or mpi below mpirun. auto "
+        "measures ring and tcp on CPUs.")
     sync_every: int = _field("positive", 1,
         "Steps between averages of the weights of multi_worker. 1: gradients are summed in each step.")
     outer_learning_rate: float = _field("real", 1.0,

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from ctl.collectives import arithmetic
-from ctl.collectives.links import Consume
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.partners import active_rank
 from ctl.collectives.rings import JoinedArrays, ring_allreduce
 from ctl.collectives.transfer_costs import BYTE_SECS, EXCHANGE_SECS
+from ctl.collectives.transports.link import Consume
 
 _RING, _DOUBLING, _HALVING = "ring", "doubling", "halving"
 # per byte that a rank sends and receives; shortest on a ring: its parts stay in the processor's cache

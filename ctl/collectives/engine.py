@@ -353,6 +353,8 @@ class Engine:
             pending.finish()
 
     def _fail_group(self, error: BaseException) -> None:
+        if self.ranks.size > 1 and not self._has_left:
+            self._mesh.record_failure()
         with self._lock:
             self._failure = self._failure or error
             pending_collectives, self._pending = list(self._pending.values()), {}

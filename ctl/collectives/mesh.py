@@ -1,23 +1,21 @@
 """Exchange of large tensors: each rank sends to one rank while it receives from another."""
 
-import json
-import mmap
 import select
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from ctl.collectives.frames import Lost
 from ctl.collectives.late_links import LateLinks
-from ctl.collectives.links import Consume, Link, MemoryLink, SharedMemory, SocketLink, open_memory
 from ctl.collectives.settings import Settings
+from ctl.collectives.transports.link import Consume, Link, connect_links
+from ctl.collectives.transports.registry import create_transport
 
 _WAKE_SECS = 1.0
-_HELLO_BYTES = 512
-_HELLO_SECS = 60.0
+_SPINS = 200  # polls without progress before this process sleeps between polls
+_PAUSE_SECS = 1e-4
 
 
 class Mesh:
@@ -54,12 +52,13 @@ class Mesh:
         self._on_poll = on_poll
         self._settings = settings
         self.bytes_sent, self.last_transfer_at = 0, time.monotonic()
-        self._links = _create_links(rank, peers, shares=settings.shares_memory)
+        self._transport = create_transport(settings.transport)
+        self._links = connect_links(self._transport, rank, peers)
 
     @property
     def paths(self) -> dict[int, str]:
-        """Data path by rank: "memory" or "tcp"."""
-        return {r: "memory" if isinstance(k, MemoryLink) else "tcp" for r, k in self._links.items()}
+        """Data path by rank: "memory", "tcp" or "mpi"."""
+        return {rank: link.path for rank, link in self._links.items()}
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -76,7 +75,7 @@ class Mesh:
         if self._late_links is not None:
             sockets = self._late_links.connect(members, self._links.keys(), all_pairs=all_pairs)
             if sockets:
-                self._links |= _create_links(self._rank, sockets, shares=self._settings.shares_memory)
+                self._links |= connect_links(self._transport, self._rank, sockets)
 
     def exchange(
         self,
@@ -105,29 +104,41 @@ class Mesh:
         sender.send(arrays)
         self.bytes_sent += sum(array.nbytes for array in arrays)
         links = {sender, receiver}
+        is_polled = any(link.needs_polling for link in links)
         self.last_transfer_at = warned_at = time.monotonic()
+        num_idle_polls = 0
         while not (sender.is_sent and receiver.is_received):
             poller = self._poller(links)
-            control = -1 if self._control is None else self._control.fileno()
             initial_needs = {k: (k.needs_read, k.needs_write) for k in links}
             while initial_needs == {k: (k.needs_read, k.needs_write) for k in links}:
-                events_by_descriptor = dict(poller.poll(1000 * _WAKE_SECS))
-                self._on_poll()
-                if control in events_by_descriptor and not self._receive_control():
-                    poller.unregister(control)
-                    self._control = None
-                for link in links:
-                    events = events_by_descriptor.get(link.socket.fileno(), 0)
-                    if events & ~select.POLLOUT and link.needs_read:
-                        link.read()
-                    if events & ~select.POLLIN and link.needs_write:
-                        link.write()
-                if events_by_descriptor.keys() - {control}:
-                    self.last_transfer_at = time.monotonic()
-                elif not events_by_descriptor:
+                is_idle = not self._transfer(links, poller, 0.0 if is_polled else _WAKE_SECS)
+                if is_idle:
                     warned_at = self._check_stall(
                         warned_at, destination if receiver.is_received else source
                     )
+                if is_polled:
+                    num_idle_polls = num_idle_polls + 1 if is_idle else 0
+                    time.sleep(0.0 if num_idle_polls < _SPINS else _PAUSE_SECS)
+
+    def _transfer(self, links: set[Link], poller: select.poll, wait_secs: float) -> bool:
+        """Waits for events and processes them. Returns False if there was none."""
+        polled_links = [link for link in links if link.needs_polling]
+        has_progress = sum(link.poll() for link in polled_links) > 0  # calls `poll` of each link
+        events_by_descriptor = dict(poller.poll(1000 * wait_secs))
+        self._on_poll()
+        control = -1 if self._control is None else self._control.fileno()
+        if control in events_by_descriptor and not self._receive_control():
+            poller.unregister(control)
+            self._control = None
+        for link in links:
+            events = events_by_descriptor.get(link.socket.fileno(), 0)
+            if events & ~select.POLLOUT and link.needs_read:
+                link.read()
+            if events & ~select.POLLIN and link.needs_write:
+                link.write()
+        if has_progress or events_by_descriptor.keys() - {control}:
+            self.last_transfer_at = time.monotonic()
+        return has_progress or bool(events_by_descriptor)
 
     def _poller(self, links: set[Link]) -> select.poll:
         """Returns a poller of `links` and `control`. `select.select` is limited to 1024 descriptors."""
@@ -139,6 +150,10 @@ class Mesh:
             if events:
                 poller.register(link.socket.fileno(), events)
         return poller
+
+    def record_failure(self) -> None:
+        """Records that a rank was lost, for the end of the process."""
+        self._transport.record_failure()
 
     def close(self) -> None:
         """Closes all connections."""
@@ -163,50 +178,3 @@ class Mesh:
             )
             return now_secs
         return warned_at
-
-
-def _create_links(rank: int, peers: Mapping[int, socket.socket], *, shares: bool) -> dict[int, Link]:
-    """Creates a link to each peer. The lower rank of a pair offers memory, and the higher rank opens it."""
-    offered = {peer: SharedMemory() for peer in peers if peer > rank and shares}
-    links: dict[int, Link] = {}
-    try:
-        for peer in (peer for peer in peers if peer > rank):
-            _send_hello(peers[peer], offered[peer].offer() if peer in offered else {}, peer)
-        for peer in (peer for peer in peers if peer < rank):
-            offer = _receive_hello(peers[peer], peer)
-            memory = open_memory(offer) if shares else None
-            _send_hello(peers[peer], {"sees": memory is not None}, peer)
-            links[peer] = _create_link(peers[peer], peer, memory, is_first=False)
-        for peer in (peer for peer in peers if peer > rank):
-            is_open = _receive_hello(peers[peer], peer)["sees"]
-            memory = offered[peer].memory if is_open else None
-            links[peer] = _create_link(peers[peer], peer, memory, is_first=True)
-    finally:
-        for shared in offered.values():
-            shared.release()
-    return links
-
-
-def _create_link(sock: socket.socket, peer: int, memory: mmap.mmap | None, *, is_first: bool) -> Link:
-    return SocketLink(sock, peer) if memory is None else MemoryLink(sock, peer, memory, is_first=is_first)
-
-
-def _send_hello(sock: socket.socket, message: Mapping[str, Any], peer: int) -> None:
-    try:
-        sock.sendall(json.dumps(message).encode().ljust(_HELLO_BYTES))
-    except OSError as e:
-        raise Lost(str(e), peer) from e
-
-
-def _receive_hello(sock: socket.socket, peer: int) -> dict[str, Any]:
-    received = b""
-    sock.settimeout(_HELLO_SECS)
-    try:
-        while len(received) < _HELLO_BYTES:
-            data = sock.recv(_HELLO_BYTES - len(received))
-            if not data:
-                raise Lost("the connection was closed", peer)
-            received += data
-    except OSError as e:
-        raise Lost(str(e), peer) from e
-    return json.loads(received)

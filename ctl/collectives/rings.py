@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from ctl.collectives import arithmetic, memory
-from ctl.collectives.links import CHUNK, Consume
 from ctl.collectives.mesh import Mesh
+from ctl.collectives.transports.link import CHUNK, Consume
 
 PIECE = 1 << 20  # bytes; unit of the pipeline of a broadcast; part of the protocol
 MAX_PAIR_BYTES = 1 << 20  # limit for an exchange of whole vectors between two ranks; part of the protocol

@@ -9,7 +9,7 @@ from ctl.errors import UsageError
 PLANE_VARIABLE = "CTL_COLLECTIVES"
 _ORDER_VARIABLE = "CTL_HVD_ORDER_TIMEOUT_SECS"
 EQUAL_VARIABLES = (PLANE_VARIABLE, _ORDER_VARIABLE)  # the launcher copies them to all ranks
-_PLANES = ("auto", "tcp", "tensorflow")
+_PLANES = ("auto", "tcp", "mpi", "tensorflow")
 _ALGORITHM_VARIABLE = "CTL_COLLECTIVE_ALGORITHM"
 COLLECTIVE_ALGORITHMS = ("auto", "ring", "doubling", "halving")
 _AGREEMENT_VARIABLE = "CTL_COLLECTIVE_AGREEMENT"
@@ -27,8 +27,10 @@ class Settings:
       stall_name: Name of the setting of `stall_shutdown`, for errors.
       order_timeout: Time limit for ranks that wait in different collectives; 0 disables the check.
       heartbeat_timeout: Time without any message after which a rank is lost; 0 disables heartbeats.
-      shares_memory: If True, ranks of one machine exchange large tensors through shared memory.
-      plane: Collectives that TensorFlow executes: "tensorflow": all, "auto": those on GPUs, "tcp": none.
+      transport: Links between ranks, a name of `transports.registry`. "memory": shared memory between ranks
+        of one machine, otherwise sockets.
+      plane: Collectives that TensorFlow executes: "tensorflow": all, "auto": those on GPUs, "tcp"
+        and "mpi": none.
       algorithm: Algorithm of large collectives on all ranks. Only the setting of rank 0 has an effect. Only
         all-reduces distinguish "doubling" and "halving".
       agrees_once: If True, the ranks agree once on a repeated sequence of all-reduces. Only the setting of
@@ -46,7 +48,7 @@ class Settings:
     stall_name: str = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
     order_timeout: float = 5.0
     heartbeat_timeout: float = 0.0
-    shares_memory: bool = True
+    transport: str = "memory"
     plane: str = "auto"
     algorithm: str = "auto"
     agrees_once: bool = True
@@ -66,7 +68,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         stall_warning=0.0 if _is_set(environ, "HOROVOD_STALL_CHECK_DISABLE") else stall,
         stall_shutdown=_read_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
         order_timeout=_read_number(environ, _ORDER_VARIABLE, Settings.order_timeout),
-        shares_memory=plane != "tcp",
+        transport=plane if plane in ("tcp", "mpi") else Settings.transport,
         plane=plane,
         algorithm=_read_choice(environ, _ALGORITHM_VARIABLE, COLLECTIVE_ALGORITHMS),
         agrees_once=_read_choice(environ, _AGREEMENT_VARIABLE, _AGREEMENTS) == "once",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ctl.distribute.topology import Topology
 
 CROSS_DEVICE_OPS = ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
-COMMUNICATIONS = ("auto", "ring", "nccl", "tcp")
+COMMUNICATIONS = ("auto", "ring", "nccl", "tcp", "mpi")
 PEER_ERRORS = (  # raised if another task has ended or cannot be reached
     tf.errors.UnavailableError,
     tf.errors.AbortedError,

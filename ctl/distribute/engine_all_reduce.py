@@ -31,6 +31,7 @@ from ctl.collectives.partners import num_connections
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import read_settings
 from ctl.distribute import collective_debug
+from ctl.distribute.mpi_cluster import MPI
 from ctl.distribute.topology import Topology
 from ctl.errors import PeerLostError, UsageError
 from ctl.io.authenticated_channel import job_secret
@@ -38,6 +39,7 @@ from ctl.io.rendezvous import listening_socket, split_address
 from ctl.tensorflow_patches import collective_launchers, coordination_service
 from ctl.tensorflow_patches.coordination_service import CoordinationClient
 
+ENGINE_COMMUNICATIONS = ("tcp", MPI)
 _engines: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()  # by strategy
 _CONNECT_SECS = 60.0
 _POLL_SECS = 1.0
@@ -59,14 +61,15 @@ class PeerLimits(NamedTuple):
     timeout_secs: float = 0.0
 
 
-def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
+def connect_engine(topology: Topology, limits: PeerLimits, communication: str = "tcp") -> Engine:
     """Connects this worker with all other workers. All workers call it at the same time.
 
     They exchange addresses through TensorFlow's coordination service. A worker listens at the port after
     that of its address, or at any free port if that one is in use, until all workers are connected.
 
     Raises UsageError on all workers if one of them cannot open enough files, and PeerLostError on all
-    workers if some cannot reach each other.
+    workers if some cannot reach each other. `communication` is one of `ENGINE_COMMUNICATIONS`; with "tcp",
+    CTL_COLLECTIVES selects the transport.
     """
     rank, group = topology.worker_index, next(_numbers)
     engine: Engine | None = None
@@ -84,6 +87,8 @@ def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
             stall_name="--collective_timeout_secs",
             heartbeat_timeout=limits.heartbeat_secs or _SILENCE_SECS,
         )
+        if communication == MPI:
+            settings = dataclasses.replace(settings, transport=MPI)
         try:
             ranks = build_ranks([address for address, _ in introductions], rank)
             engine = Engine(ranks, settings, server=server, create_error=create_exception)
@@ -96,7 +101,9 @@ def connect_engine(topology: Topology, limits: PeerLimits) -> Engine:
     if failures or engine is None:
         if engine is not None:
             engine.close()
-        raise PeerLostError(f"communication 'tcp': the workers cannot reach each other: {failures[0]}")
+        raise PeerLostError(
+            f"communication {communication!r}: the workers cannot reach each other: {failures[0]}"
+        )
     graph_errors.install_graph_errors()
     atexit.register(engine.close)
     return engine
@@ -181,17 +188,20 @@ def install_engine(strategy: tf.distribute.Strategy, engine: Engine | None) -> N
         _engines[strategy] = engine
 
 
-def use_engine(strategy: tf.distribute.Strategy, topology: Topology, limits: PeerLimits) -> None:
+def use_engine(
+    strategy: tf.distribute.Strategy, topology: Topology, limits: PeerLimits, communication: str = "tcp"
+) -> None:
     """Connects the workers and installs the engine. Raises UsageError if the strategy cannot use it."""
     if strategy.num_replicas_in_sync == 1:
         return
     if not can_use_engine(strategy):
         devices = ", ".join(strategy.extended.worker_devices)
         raise UsageError(
-            "communication='tcp' sums tensors in the memory of the host, for strategy 'multi_worker' with "
-            f"one CPU per worker; this worker's replicas are on {devices}. Write 'auto'."
+            f"communication={communication!r} sums tensors in the memory of the host, for strategy "
+            f"'multi_worker' with one CPU per worker; this worker's replicas are on {devices}. Write "
+            "'auto'."
         )
-    install_engine(strategy, connect_engine(topology.without_servers(), limits))
+    install_engine(strategy, connect_engine(topology.without_servers(), limits, communication))
 
 
 def engine_of(strategy: tf.distribute.Strategy) -> Engine | None:
@@ -270,7 +280,7 @@ def all_to_all(engine: Engine, rows: tf.Tensor) -> tf.Tensor:
 
 
 def path_of(strategy: tf.distribute.Strategy) -> str:
-    """Returns "tcp" or "ring" for a strategy that can use both, else an empty string."""
+    """Returns "tcp" (the engine) or "ring" for a strategy that can use both, else an empty string."""
     if not can_use_engine(strategy):
         return ""
     return "ring" if engine_of(strategy) is None else "tcp"

@@ -11,6 +11,7 @@ import atexit
 import socket
 import time
 
+from ctl.collectives.transports import mpi
 from ctl.distribute.topology import Topology
 
 _LONGEST_SECS = 10.0
@@ -34,6 +35,7 @@ def disarm() -> None:
 
 
 def _wait() -> None:
+    mpi.finalize()  # the workers wait for it before they end
     until_secs = time.monotonic() + _LONGEST_SECS
     while _peers and time.monotonic() < until_secs:
         if _listens(_peers[0]):

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.distribute import communication as communication_lib
 from ctl.distribute import devices as devices_lib
-from ctl.distribute import engine_all_reduce, parameter_servers, strategy_factories
+from ctl.distribute import engine_all_reduce, mpi_cluster, parameter_servers, strategy_factories
 from ctl.distribute.engine_all_reduce import PeerLimits
 from ctl.distribute.platforms import detection
 from ctl.distribute.strategy_kind import StrategyKind, has_parameter_servers, kind_of
@@ -79,6 +79,7 @@ def make_strategy(
     worker that does not connect in time.
     """
     _check_name(name)
+    mpi_cluster.join_if_requested(communication)
     cluster = topology or detection.read_topology()
     if cluster.evaluates:  # on its own devices
         return _with_topology(_private(), cluster)
@@ -101,8 +102,9 @@ def make_strategy(
     strategy = strategy_factories.multi_worker(
         cluster, devices, num_virtual_devices, options, *waits, flags
     )
-    if communication == "tcp":
-        engine_all_reduce.use_engine(strategy, cluster, PeerLimits(heartbeat_secs, timeout_secs))
+    if communication in engine_all_reduce.ENGINE_COMMUNICATIONS:
+        limits = PeerLimits(heartbeat_secs, timeout_secs)
+        engine_all_reduce.use_engine(strategy, cluster, limits, communication)
     return _with_topology(strategy, cluster)
 
 

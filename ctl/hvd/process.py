@@ -12,7 +12,7 @@ from ctl.collectives.engine import Engine
 from ctl.collectives.errors import PortInUseError
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import Settings
-from ctl.distribute import own_port, rank_variables
+from ctl.distribute import mpi_cluster, own_port, rank_variables
 from ctl.distribute.platforms import detection
 from ctl.errors import UsageError
 from ctl.hvd import process_sets as process_sets_lib
@@ -125,6 +125,7 @@ def _create_engine(comm: Any, runtime_settings: Settings) -> Engine:
         )
 
     if not elastic_line.is_elastic():
+        mpi_cluster.join_if_requested()
         try:
             return connect(rank_variables.read_ranks())
         except PortInUseError as e:

@@ -93,6 +93,11 @@ def install_exit_codes() -> None:
     sys.excepthook = hook
 
 
+def skips_exit_functions() -> bool:
+    """Returns True if this process ends without the exit functions of the C library."""
+    return _skips_teardown or _is_exiting
+
+
 def translate_errors(translate: Callable[[Exception], Exception]) -> None:
     """Registers a function that restores the type of errors of ctl in another library's errors. Idempotent.
 

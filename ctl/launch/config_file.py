@@ -16,7 +16,6 @@ from ctl.errors import UsageError
 from ctl.io.console import quoted
 from ctl.launch.horovodrun_options import FLAGS, no_options, put_option, report
 
-NO_MPI = "MPI is not supported: collectives use TCP. Use --gloo, or omit the option."
 _SECTIONS = {  # section -> (prefix of its options, names of its keys)
     "params": ("", "fusion_threshold_mb cycle_time_ms cache_capacity hierarchical_allreduce "
                "hierarchical_allgather torus_allreduce"),
@@ -45,9 +44,10 @@ def add_config_file(
     """
     content = _load_content(path, load or _yaml_loader())
     controller = content.pop("controller", None)
-    if controller not in (None, "gloo"):
-        raise UsageError(f"{path} specifies the controller {controller!r}; {NO_MPI}")
+    if controller not in (None, "gloo", "mpi"):
+        raise UsageError(f"{path} specifies the controller {controller!r}; expected 'gloo' or 'mpi'")
     file_options = no_options()
+    file_options["use_mpi"] = True if controller == "mpi" else None
     for section, values in content.items():
         prefix, option_names = _SECTIONS.get(str(section).replace("-", "_"), ("", ""))
         if not option_names:

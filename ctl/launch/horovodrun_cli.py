@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from ctl.io.console import ignore_closed_stdout, quoted
-from ctl.launch.config_file import NO_MPI, add_config_file
+from ctl.launch.config_file import add_config_file
 from ctl.launch.discovery import FixedHosts, HostPoller, HostSource, find_script
 from ctl.launch.elastic import ElasticJob
 from ctl.launch.horovodrun_options import (
@@ -21,6 +21,7 @@ from ctl.launch.horovodrun_options import (
 from ctl.launch.host_allocation import allocate_ranks
 from ctl.launch.hosts import LOOPBACK, Host, parse_hosts, read_hostfile
 from ctl.launch.membership import HostHealth, Limits
+from ctl.launch.mpirun import run_mpirun
 from ctl.launch.output import RankOutput
 from ctl.launch.process import NO_VARIABLES, check_program
 from ctl.launch.rank_environment import horovod_environ, option_environ, remote_job_environ
@@ -54,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options["config_file"]:
             add_config_file(options, options["config_file"])
         check_options(options, command)
+        if options["use_mpi"]:
+            as_horovod = horovod_environ() if options["as_horovod"] else {}
+            environ = {**option_environ(options), **as_horovod}
+            run_mpirun(options, parse_host_options(options), command, environ)
         if requests_elastic_job(options):
             return build_elastic_job(options, build_rank_job(options, command, 0)).run()
         placement = allocate_ranks(parse_host_options(options), options["num_proc"], options["nics"])
@@ -102,9 +107,10 @@ def parse_host_options(options: Options) -> list[Host] | None:
 
 def check_options(options: Options, command: Sequence[str]) -> None:
     """Raises UsageError for unsupported options. Reports options that are ignored."""
-    for key, name in (("use_mpi", "--mpi"), ("use_jsrun", "--jsrun")):
-        if options[key]:
-            raise UsageError(f"{name} was given, but {NO_MPI}")
+    if options["use_jsrun"]:
+        raise UsageError("--jsrun was given, but jsrun is not supported; use --mpi, or omit the option")
+    if options["mpi_args"] and not options["use_mpi"]:
+        report("ignoring --mpi-args, which has an effect with --mpi only")
     if not command:
         raise UsageError(f"no command was given; expected e.g. {CTLRUN_EXAMPLE}")
     program = command[0]
@@ -242,9 +248,10 @@ def _build_table() -> str:
     for name, packages in _FRAMEWORKS:
         version = package_version(packages)
         lines.append(f"    [{'X' if version else ' '}] {f'{name} {version}'.rstrip()}")
-    lines += ["", "Available Controllers:", "    [ ] MPI", "    [X] TCP (selected by --gloo)"]
-    lines += ["", "Available Tensor Operations:", "    [X] TCP (ring, between processes)"]
-    lines += [f"    [ ] {name}" for name in ("NCCL", "DDL", "CCL", "MPI", "Gloo")]
+    mpi = f"    [{'X' if package_version(['mpi4py']) else ' '}] MPI"
+    lines += ["", "Available Controllers:", mpi, "    [X] TCP (selected by --gloo)"]
+    lines += ["", "Available Tensor Operations:", "    [X] TCP (ring, between processes)", mpi]
+    lines += [f"    [ ] {name}" for name in ("NCCL", "DDL", "CCL", "Gloo")]
     return "\n".join(lines)
 
 

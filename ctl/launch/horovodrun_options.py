@@ -109,6 +109,8 @@ OPTION_GROUPS: dict[str, tuple[Flag, ...]] = {
              "a failed process is used again", whole_number(1), "SECS SECS"),
     ),
     "collectives": (
+        Flag("--mpi", "use_mpi", "start the ranks with mpirun; collectives over MPI (mpi4py)"),
+        Flag("--mpi-args", "mpi_args", "with --mpi: further arguments of mpirun", text, "ARGS"),
         Flag("--fusion-threshold-mb", "fusion_threshold_mb", "maximum size of a fused message",
              whole_number(0), "MIB"),
         Flag("--cycle-time-ms", "cycle_time_ms",
@@ -131,10 +133,9 @@ OPTION_GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("-h --help", "help", "show this text"),
     ),
     "accepted": (
-        Flag("--gloo", "use_gloo", "collectives over TCP, which is the only implementation"),
+        Flag("--gloo", "use_gloo", "collectives over TCP (default)"),
         Flag("--disable-cache", "disable_cache", "no effect: there is no response cache"),
-        Flag("--mpi", "use_mpi", "not supported: there is no MPI"),
-        Flag("--jsrun", "use_jsrun", "not supported: there is no MPI"),
+        Flag("--jsrun", "use_jsrun", "not supported"),
     ),
     "ignored": (
         _ignored_flag("--cache-capacity", whole_number(0)),
@@ -148,7 +149,7 @@ OPTION_GROUPS: dict[str, tuple[Flag, ...]] = {
         _ignored_flag("--autotune-steps-per-sample", whole_number(0)),
         _ignored_flag("--autotune-bayes-opt-max-samples", whole_number(0)),
         _ignored_flag("--autotune-gaussian-process-noise", _number),
-        *_switch("mpi-threads-disable"), _ignored_flag("--mpi-args", text), Flag("--tcp", "tcp_flag"),
+        *_switch("mpi-threads-disable"), Flag("--tcp", "tcp_flag"),
         _ignored_flag("--binding-args", text), _ignored_flag("--num-nccl-streams", whole_number(0)),
         _ignored_flag("--thread-affinity", whole_number(0)),
         _ignored_flag("--gloo-timeout-seconds", whole_number(0)),

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from ctl.errors import EXIT_DONE, EXIT_FAILED, CtlError, UsageError
-from ctl.launch.config_file import NO_MPI
 from ctl.launch.horovodrun_cli import (
     build_elastic_job,
     build_rank_job,
@@ -89,7 +88,10 @@ def _check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of ctlrun for these arguments. Raises UsageError for invalid values."""
     options = no_options()
     if arguments.get("use_mpi"):
-        raise UsageError(f"use_mpi=True was given, but {NO_MPI}")
+        raise UsageError(
+            "run() got use_mpi=True, but it starts its processes without mpirun; omit the argument, or "
+            "start a script with `ctlrun --mpi`"
+        )
     for name, value in arguments.items():
         if value is None:
             continue

@@ -44,7 +44,7 @@ def measure(
         settings = Settings(
             algorithm="auto" if is_repeated else algorithm,
             agrees_once=is_repeated,
-            shares_memory=not _SOCKETS.value,
+            transport="tcp" if _SOCKETS.value else "memory",
         )
         engines[algorithm] = Engine(build_ranks(addresses, rank), settings, server=sockets[rank])
     dtype, count = to_numpy_dtype(_DTYPE.value), len(addresses)

@@ -136,7 +136,7 @@ def carry_packets(devices: list[int], notified: int, delay_secs: float, byte_sec
 def measure(rank: int, algorithm: str, size: int) -> tuple[float, float]:
     """Returns median and minimum of the elapsed time of a call on this rank (seconds)."""
     addresses = [f"{address_of(i)}:{_PORT}" for i in range(_RANKS.value)]
-    settings = Settings(algorithm=algorithm, agrees_once=False, shares_memory=False)
+    settings = Settings(algorithm=algorithm, agrees_once=False, transport="tcp")
     engine = Engine(build_ranks(addresses, rank), settings)
     array, times = np.ones(size // 4, np.float32), []
     for _ in range(_WARM_CALLS + _CALLS.value):

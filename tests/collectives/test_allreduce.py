@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ctl.collectives import arithmetic, settings
 from ctl.collectives.allreduce import allreduce, select_algorithm
-from ctl.collectives.links import CHUNK
+from ctl.collectives.transports.link import CHUNK
 from ctl.errors import UsageError
 from hypothesis import given
 from hypothesis import strategies as st

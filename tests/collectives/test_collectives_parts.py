@@ -345,7 +345,7 @@ def test_small_requests_are_batched_and_sent_in_full_once():
 def test_an_unknown_data_plane_is_refused(plane):
     with pytest.raises(UsageError, match="expected one of auto, tcp"):
         settings.read_settings({"CTL_COLLECTIVES": plane})
-    assert not settings.read_settings({"CTL_COLLECTIVES": "tcp"}).shares_memory
+    assert settings.read_settings({"CTL_COLLECTIVES": "tcp"}).transport == "tcp"
     assert settings.read_settings({"HOROVOD_CYCLE_TIME": "2.5"}).cycle == 0.0025
 
 

@@ -7,23 +7,26 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
-from ctl.collectives import arithmetic, links, memory, rings
+from ctl.collectives import arithmetic, memory, rings
 from ctl.collectives.frames import Lost
-from ctl.collectives.links import CHUNK, MemoryLink, SharedMemory, SocketLink, open_memory
 from ctl.collectives.memory import Pool
+from ctl.collectives.transports import shared_memory
+from ctl.collectives.transports.link import CHUNK
+from ctl.collectives.transports.shared_memory import MemoryLink, SharedMemory, open_memory
+from ctl.collectives.transports.sockets import SocketLink
 from rank_threads import meshes, run_on_ranks
 
 
 @pytest.fixture(params=["memory", "tcp"])
 def plane(request):
-    return {"shares_memory": request.param == "memory"}
+    return {"transport": request.param}
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_arrays_of_any_size_are_summed_without_changes_of_the_inputs(plane, count):
     group = meshes(count, **plane)
     path_types = {frozenset(mesh.paths.values()) for mesh in group}
-    assert path_types == {frozenset(["memory" if plane["shares_memory"] else "tcp"])}
+    assert path_types == {frozenset([plane["transport"]])}
     sizes = [1, 0, 15, 17, CHUNK // 4 + 3, 3 * CHUNK // 4, 16]
     arrays_by_rank = [
         [np.random.default_rng([seed, i]).normal(size=n).astype(np.float32) for i, n in enumerate(sizes)]
@@ -185,7 +188,7 @@ def test_emptied_slots_are_reported_together():
 
 def test_links_deliver_bytes_that_are_sent_before_the_receive(plane):
     left_socket, right_socket = socket.socketpair()
-    if plane["shares_memory"]:
+    if plane["transport"] == "memory":
         shared = SharedMemory()
         ends = [MemoryLink(left_socket, 1, shared.memory, is_first=True)]
         ends.append(MemoryLink(right_socket, 0, open_memory(shared.offer()), is_first=False))
@@ -200,4 +203,4 @@ def test_links_deliver_bytes_that_are_sent_before_the_receive(plane):
         if not ends[0].is_sent:
             ends[0].write()
     assert (received == data).all()
-    assert links.memory_size() % CHUNK == 0
+    assert shared_memory.memory_size() % CHUNK == 0

@@ -10,12 +10,13 @@ import pytest
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.engine import Engine
 from ctl.collectives.frames import Lost, wait_until_received
-from ctl.collectives.links import CHUNK, MemoryLink, SharedMemory, open_memory
 from ctl.collectives.negotiation import Negotiation
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
+from ctl.collectives.transports.link import CHUNK
+from ctl.collectives.transports.shared_memory import MemoryLink, SharedMemory, open_memory
 
 ROWS = 20_000  # too many for the coordinator, few enough for the buffers of a socket
 WAIT_SECS = 60.0
@@ -75,9 +76,9 @@ class Group:
             list(pool.map(Engine.close, self.engines))
 
 
-@pytest.fixture(params=[True, False], ids=["memory", "tcp"])
+@pytest.fixture(params=["memory", "tcp"])
 def group(request):
-    engine_group = Group(3, shares_memory=request.param)
+    engine_group = Group(3, transport=request.param)
     yield engine_group
     engine_group.close()
 

@@ -1,5 +1,6 @@
 """The command line of `ctlrun`: names, values and refusals of options."""
 
+import importlib.util
 import re
 
 import pytest
@@ -99,9 +100,9 @@ def test_without_options_no_variable_is_set():
 
 
 def test_options_without_effect_are_named_once_in_one_line():
-    line = "--autotune --autotune-log-file x --mpi-args=--a --tcp --tcp --no-torus-allreduce"
+    line = "--autotune --autotune-log-file x --tcp --tcp --no-torus-allreduce"
     parsed_options, _ = parse_ctlrun([*line.split(), "--log-level", "INFO", "python"])
-    ignored_names = "--log-level --torus-allreduce --autotune --autotune-log-file --mpi-args --tcp"
+    ignored_names = "--log-level --torus-allreduce --autotune --autotune-log-file --tcp"
     assert " ".join(options.ignored_option_names(parsed_options)) == ignored_names
     assert options.ignored_option_names(parse_ctlrun(["--gloo", "--disable-cache", "x"])[0]) == []
 
@@ -125,8 +126,7 @@ def test_options_without_effect_are_named_once_in_one_line():
     (["-np", "2", "-H", "a:1", "-hostfile", "f", "sh"], "Omit one of them"),
     (["-np", "2", "-H", "a b:1", "sh"], "'a b' is not a host"),
     (["-np", "2", "-hostfile", "/no/file", "sh"], "--hostfile /no/file cannot be read"),
-    (["-np", "2", "--mpi", "sh"], "--mpi was given, but MPI is not supported"),
-    (["-np", "2", "--jsrun", "sh"], "--jsrun was given, but MPI is not supported"),
+    (["-np", "2", "--jsrun", "sh"], "--jsrun was given, but jsrun is not supported; use --mpi"),
     (["-np", "2", "--max-np", "3", "sh"], "--max-np requires an elastic job"),
     (["-np", "1", "--min-np", "2", "sh"], "--min-np 2 is greater than -np 1"),
     (["-np", "3", "--min-np", "2", "--max-np", "2", "sh"], "-np 3 is greater than --max-np 2"),
@@ -136,7 +136,7 @@ def test_an_unusable_option_is_refused_with_a_hint(arguments, error_message):
     assert error_message in error_message_of(*arguments)
 
 
-@pytest.mark.parametrize("arguments", [["--mpi", "-np", "1", "sh"], ["--nope"], []], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--jsrun", "-np", "1", "sh"], ["--nope"], []], ids=" ".join)
 def test_a_refusal_is_one_line_and_exit_code_2(arguments, capsys):
     assert horovodrun_cli.main(arguments) == 2
     out, err = capsys.readouterr()
@@ -188,7 +188,7 @@ def test_a_config_file_sets_options_and_the_command_line_overrides_it():
     ({"params": "x"}, "`params: x`; expected a mapping with keys"),
     ({"params": {"cycle_time_ms": "x"}}, "`params: cycle_time_ms`"),
     ({"timeline": {"mark_cycles": "yes"}}, "expected true or false"),
-    ({"controller": "mpi"}, "MPI is not supported"),
+    ({"controller": "jsrun"}, "expected 'gloo' or 'mpi'"),
     (["params"], "contains a list"),
 ], ids=str)  # fmt: skip
 def test_an_unusable_config_file_is_refused(content, error_message):
@@ -232,7 +232,8 @@ def test_check_build_lists_the_installed_packages(capsys):
     assert horovodrun_cli.main(["-cb"]) == 0
     out = capsys.readouterr().out
     assert f"[X] TensorFlow {tf.__version__}" in out and f"[X] Keras {keras.__version__}" in out
-    assert "[ ] MPI" in out and "[X] TCP" in out and "[ ] PyTorch" in out
+    assert "[ ] NCCL" in out and "[X] TCP" in out and "[ ] PyTorch" in out
+    assert ("[X] MPI" in out) == (importlib.util.find_spec("mpi4py") is not None)
     assert horovodrun_cli.package_version(("no-such-package",)) == ""
 
 

@@ -124,7 +124,7 @@ def test_a_function_of_main_is_sent_with_cloudpickle_or_refused_with_a_hint(tmp_
     ({"min_np": 2, "np": 1}, "--min-np 2 is greater than -np 1"),
     ({"max_np": 2}, "--max-np requires an elastic job"),
     ({"min_np": 1, "hosts": "far1:1"}, "far1 is another machine"),
-    ({"use_mpi": True}, "MPI is not supported"),
+    ({"use_mpi": True}, "start a script with `ctlrun --mpi`"),
     ({"hosts": "far1:1"}, "far1 is another machine, but a function runs on this machine only"),
     ({"hosts": "localhost:1", "np": 2}, "-np 2 is greater than the 1 slot of localhost:1"),
 ], ids=str)  # fmt: skip

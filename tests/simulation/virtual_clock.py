@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
-from ctl.collectives.links import CHUNK
+from ctl.collectives.transports.link import CHUNK
 from exchange_records import Schedule
 
 

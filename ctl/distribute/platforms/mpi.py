@@ -92,5 +92,6 @@ def _over_hosts(environ: Any, platform: str, rank: int, size: int, sources: Any)
     raise UsageError(
         f"{platform} started {size} processes on several machines and does not name the machines. Add "
         "-x CTL_WORKERS=host1:2222,host2:2222 to the command, with one address for each process in "
-        "the order of their ranks; or start them with `ctlrun -np N -H host1:1,host2:1`."
+        "the order of their ranks; or use --communication=mpi or CTL_COLLECTIVES=mpi; or start them with "
+        "`ctlrun -np N -H host1:1,host2:1`."
     )

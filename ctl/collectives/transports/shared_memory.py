@@ -1,8 +1,4 @@
-"""Links between two ranks, over a socket or over shared memory.
-
-A link sends one message and receives one message at a time. Both ends determine the sizes in advance. The
-caller (`Mesh`) polls the socket of the link.
-"""
+"""Transport through the shared memory of two processes of one machine. Other pairs of ranks use sockets."""
 
 import contextlib
 import mmap
@@ -12,125 +8,20 @@ import socket
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ctl.collectives.frames import Lost
+from ctl.collectives.transports.link import CHUNK, Consume, Link
+from ctl.collectives.transports.sockets import SocketLink
 
-CHUNK = 1 << 19  # bytes that are passed to a consumer in one call; fits into the processor's cache
-Consume = Callable[[int, np.ndarray], None]  # (offset in the message, received bytes)
-
-_MAX_VIEWS = 64  # per system call
 _SLOTS = 4  # number of slots of shared memory, in each direction
 _MAX_UNREPORTED = 2  # emptied slots per notification, because each one wakes the other process
 _FILLED, _EMPTIED = b"F", b"E"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _TOKEN_BYTES = 32
-
-
-class SocketLink:
-    """A link over a connected socket.
-
-    Args:
-      sock: The socket, which becomes non-blocking.
-      rank: Rank of the other end, for errors.
-    """
-
-    def __init__(self, sock: socket.socket, rank: int):
-        self.socket = sock
-        self._rank = rank
-        self._views: deque[memoryview] = deque()
-        self._consume: Consume | None = None
-        self._target = memoryview(b"")
-        self._received = self._size = self._filled = 0
-        self._scratch = np.empty(0, np.uint8)
-        sock.setblocking(False)
-
-    @property
-    def is_sent(self) -> bool:
-        """True if the outgoing message has been sent."""
-        return not self._views
-
-    @property
-    def is_received(self) -> bool:
-        """True if the incoming message is complete."""
-        return self._received == self._size
-
-    @property
-    def needs_write(self) -> bool:
-        """True if the socket should be polled for writing."""
-        return bool(self._views)
-
-    @property
-    def needs_read(self) -> bool:
-        """True if the socket should be polled for reading."""
-        return self._received < self._size
-
-    def send(self, views: Iterable[np.ndarray]) -> None:
-        """Starts to send a message, the concatenation of arrays that must not change until `is_sent`."""
-        self._views = deque(_to_memoryview(view) for view in views if view.size)
-        if self._views:
-            self.write()
-
-    def receive(self, size: int, into: np.ndarray | None, consume: Consume | None) -> None:
-        """Starts to receive a message of `size` bytes into an array, or passes its chunks to `consume`."""
-        self._received, self._filled, self._size, self._consume = 0, 0, size, consume
-        if consume is not None and not self._scratch.size and size:
-            self._scratch = np.empty(CHUNK, np.uint8)
-        self._target = memoryview(b"") if into is None else _to_memoryview(into)
-
-    def read(self) -> None:
-        """Reads all available bytes. Raises Lost if the connection has ended."""
-        while self._received < self._size:
-            if self._consume is None:
-                buffer = self._target[self._received :]
-            else:
-                end = min(CHUNK, self._size - self._received + self._filled)
-                buffer = self._scratch.data[self._filled : end]
-            count = self._receive_into(buffer)
-            if not count:
-                return
-            if self._consume is None:
-                self._received += count
-                continue
-            self._filled += count
-            self._received += count
-            if self._filled == CHUNK or self._received == self._size:
-                self._consume(self._received - self._filled, self._scratch[: self._filled])
-                self._filled = 0
-
-    def write(self) -> None:
-        """Writes until the socket would block. Raises Lost if the connection has ended."""
-        while self._views:
-            first_views = [self._views[i] for i in range(min(len(self._views), _MAX_VIEWS))]
-            try:
-                count = self.socket.sendmsg(first_views)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as e:
-                raise Lost(str(e), self._rank) from e
-            while count and count >= len(self._views[0]):
-                count -= len(self._views.popleft())
-            if count:
-                self._views[0] = self._views[0][count:]
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self.socket.close()
-
-    def _receive_into(self, buffer: memoryview) -> int:
-        """Returns the number of received bytes, or 0 if the socket would block."""
-        try:
-            count = self.socket.recv_into(buffer)
-        except (BlockingIOError, InterruptedError):
-            return 0
-        except OSError as e:
-            raise Lost(str(e), self._rank) from e
-        if not count:
-            raise Lost("the connection was closed", self._rank)
-        return count
 
 
 class MemoryLink:
@@ -142,6 +33,8 @@ class MemoryLink:
       memory: `memory_size()` bytes that both ends share.
       is_first: True if this end writes the first half of the memory.
     """
+
+    path, needs_polling = "memory", False
 
     def __init__(self, sock: socket.socket, rank: int, memory: mmap.mmap, *, is_first: bool):
         self.socket = sock
@@ -225,6 +118,10 @@ class MemoryLink:
             self._notify(_EMPTIED * self._unreported + _FILLED)
             self._unreported = 0
 
+    def poll(self) -> bool:
+        """Returns False: events of the socket announce all bytes."""
+        return False
+
     def close(self) -> None:
         """Closes the connection. The last reference releases the memory."""
         self.socket.close()
@@ -254,9 +151,6 @@ class MemoryLink:
                 time.sleep(0.001)
             except OSError as e:
                 raise Lost(str(e), self._rank) from e
-
-
-Link = SocketLink | MemoryLink
 
 
 def memory_size() -> int:
@@ -326,5 +220,40 @@ def _read_machine_identifiers() -> dict[str, str]:
     return identifiers
 
 
-def _to_memoryview(array: np.ndarray) -> memoryview:
-    return array.view(np.uint8).data if array.size else memoryview(b"")
+class MemoryTransport:
+    """Factory of links through shared memory. The lower rank of a pair offers a file. A `Transport`."""
+
+    path = "memory"
+
+    def __init__(self) -> None:
+        self._offered: dict[int, SharedMemory] = {}
+
+    def create_offer(self, peer: int) -> dict[str, Any]:
+        """Creates the memory for a pair of ranks and returns the argument for `open_memory`."""
+        self._offered[peer] = SharedMemory()
+        return self._offered[peer].offer()
+
+    def accept_offer(
+        self, connection: socket.socket, peer: int, offer: dict[str, Any]
+    ) -> tuple[Link, dict[str, Any]]:
+        """Opens the memory. Returns the link and the answer, whether the memory was opened."""
+        memory = open_memory(offer)
+        return _create_link(connection, peer, memory, is_first=False), {"sees": memory is not None}
+
+    def complete_offer(self, connection: socket.socket, peer: int, answer: dict[str, Any]) -> Link:
+        """Returns a link through the memory if the other rank has opened it, otherwise over the socket."""
+        memory = self._offered[peer].memory if answer.get("sees") else None
+        return _create_link(connection, peer, memory, is_first=True)
+
+    def release_offers(self) -> None:
+        """Closes the files of the offers."""
+        for shared in self._offered.values():
+            shared.release()
+        self._offered.clear()
+
+    def record_failure(self) -> None:
+        """Does not record the failure: the end of the process does not wait for other ranks."""
+
+
+def _create_link(sock: socket.socket, peer: int, memory: mmap.mmap | None, *, is_first: bool) -> Link:
+    return SocketLink(sock, peer) if memory is None else MemoryLink(sock, peer, memory, is_first=is_first)

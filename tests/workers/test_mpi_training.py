@@ -1,0 +1,34 @@
+"""Training with `--communication=mpi` below `mpirun`."""
+
+import json
+
+import pytest
+from mpi_jobs import needs_mpi, run_mpi
+
+FLAGS = ["--train_steps=6", "--steps_per_loop=2", "--log_every_steps=2", "--export=none", "--seed=1"]
+
+
+def rows_of(model_dir):
+    lines = map(json.loads, (model_dir / "metrics.jsonl").read_text().splitlines())
+    return [(row["run"], row["step"], row["loss"], row["accuracy"]) for row in lines if "loss" in row]
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_mnist_has_the_same_losses_over_mpi_and_over_tcp(tmp_path, run_program):
+    program = ["-m", "models.mnist", *FLAGS]
+    over_mpi = run_mpi(4, [*program, f"--model_dir={tmp_path}/mpi", "--communication=mpi"])
+    assert over_mpi.code == 0, over_mpi.output
+    over_tcp = run_program(4, [*program, f"--model_dir={tmp_path}/tcp", "--communication=tcp"])
+    assert [result.code for result in over_tcp] == [0] * 4, over_tcp[0].output
+    rows = rows_of(tmp_path / "mpi")
+    assert [step for run, step, *_ in rows if run == "train"] == [2, 4, 6]
+    assert rows == rows_of(tmp_path / "tcp")
+
+
+@pytest.mark.workers
+def test_communication_over_mpi_outside_of_mpirun_is_an_error_with_exit_code_2(run_program):
+    (result,) = run_program(1, ["-m", "models.mnist", "--communication=mpi"])
+    assert result.code == 2
+    (line,) = [line for line in result.output.splitlines() if "error:" in line]
+    assert "communication over MPI" in line and ("mpirun" in line or "pip install" in line)
