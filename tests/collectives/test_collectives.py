@@ -65,4 +65,4 @@ def test_a_large_tensor_is_summed_over_one_socket_to_the_other_rank(plane):
 
 def test_an_unknown_data_plane_is_refused_before_ranks_connect():
     for code, _, err in run_ranks(LARGE_SUM, 2, environ={"CTL_COLLECTIVES": "many"}):
-        assert code and "CTL_COLLECTIVES is 'many'; expected one of auto, tcp, tensorflow" in err
+        assert code and "CTL_COLLECTIVES is 'many'; expected one of auto, tcp, mpi, tensorflow" in err
