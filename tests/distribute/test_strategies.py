@@ -208,7 +208,7 @@ def test_auto_takes_the_tpu_that_the_environment_names(monkeypatch):
         ("mirrored", {"cross_device_ops": "mpi"}, "expected one of auto, nccl"),
         ("mirrored", {"cross_device_ops": "nccl"}, "sums on GPUs"),
         ("multi_worker", {"communication": "nccl"}, "sums on GPUs"),
-        ("multi_worker", {"communication": "mpi"}, "expected one of auto, ring"),
+        ("multi_worker", {"communication": "gloo"}, "expected one of auto, ring"),
         ("multi_worker", {"timeout_secs": -1}, "timeout_secs is -1"),
         ("multi_worker", {"heartbeat_secs": -1}, "heartbeat_secs is -1"),
         ("multi_worker", {"num_virtual_devices": 2}, "got 2 virtual CPUs"),
