@@ -36,7 +36,7 @@ class Heartbeats:
         self._last_received_at = time.monotonic()
 
     def poll(self) -> None:
-        """Sends a heartbeat if one is due. Raises GroupFailedError if rank 0 exceeds the timeout."""
+        """Sends a heartbeat if it is due. Raises GroupFailedError if rank 0 is silent for too long."""
         limit_secs, now_secs = self._timeout_secs, time.monotonic()
         if now_secs - self._last_poll_at > PAUSE_SECS:  # this process was stopped; other ranks may be too
             self._last_received_at += now_secs - self._last_poll_at

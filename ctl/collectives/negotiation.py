@@ -153,10 +153,9 @@ class Negotiation:
                 batch_bytes += num_bytes
         if batch:
             self._schedule_batch(batch)
-        incomplete_rounds = self._table.list_incomplete()
-        if self.agreement.advance([one_round.requests for one_round in incomplete_rounds]):
-            for incomplete_round in incomplete_rounds:
-                self._table.drop(incomplete_round)
+        if self.agreement.advance(lambda: [r.requests for r in self._table.list_incomplete()]):
+            for returned_round in self._table.list_incomplete():
+                self._table.drop(returned_round)
 
     def check_stalls(self) -> None:
         """Logs overdue collectives. Fails deadlocks, and collectives that exceed the timeout of stalls."""
@@ -245,7 +244,7 @@ class Negotiation:
             self.outboxes[rank].put({"type": "result", "id": request.id, "number": number})
 
     def _add_unit(self, rounds: list[Round]) -> None:
-        """Adds executed collectives to the history in which a repeated sequence is found."""
+        """Adds executed collectives to the history of `agreement`."""
         first = rounds[0].any_request
         is_repeatable = first.kind == "allreduce" and not first.process_set and not first.plane
         if not (is_repeatable and all(one_round.any_request.size for one_round in rounds)):

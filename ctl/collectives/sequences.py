@@ -58,7 +58,7 @@ class SequenceDetector:
         self._period = self._num_equal = 0
 
     def add(self, unit: Unit | None) -> Sequence[Unit]:
-        """Adds executed collectives. None stands for one that cannot be repeated.
+        """Adds executed collectives, or None for a collective that cannot be repeated.
 
         Returns:
           The sequence that was repeated often enough, starting with its next collective, or ().
@@ -180,11 +180,11 @@ class SequenceAgreement:
         if self._state is _State.PREPARING:
             self._resume(until=0, is_void=False)
 
-    def advance(self, incomplete: Sequence[Mapping[int, Request]]) -> bool:
+    def advance(self, list_incomplete: Callable[[], Sequence[Mapping[int, Request]]]) -> bool:
         """Sends the next message if all ranks have replied. Call this when no round is complete.
 
         Args:
-          incomplete: For each incomplete round, rank -> request.
+          list_incomplete: Returns rank -> request for each incomplete round.
 
         Returns:
           True if the requests of the incomplete rounds were returned to their ranks.
@@ -200,6 +200,7 @@ class SequenceAgreement:
             )
             self._resume(until, is_void)
             return False
+        incomplete = list_incomplete()
         known = {signature for unit in self._units for signature in unit.signatures}
         requests = [request for one_round in incomplete for request in one_round.values()]
         if self._deviates or any(request.signature not in known for request in requests):

@@ -6,8 +6,6 @@ Prints the CPU time per call (ms), medians of the rounds: the mean of the ranks 
 which also coordinates. CPU time depends little on the number of cores that the ranks share.
 """
 
-import json
-import os
 import socket
 import statistics
 import time
@@ -18,6 +16,7 @@ from ctl.collectives.arithmetic import SUM, to_numpy_dtype
 from ctl.collectives.engine import Engine
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import Settings
+from forked_ranks import run_forked
 
 KINDS = ["allreduce", "broadcast", "allgather", "alltoall"]
 _KIND = flags.DEFINE_enum("kind", "allreduce", KINDS, "The collective.")
@@ -71,21 +70,7 @@ def measure(
 def measure_all(count: int, size: int, calls: int) -> list[dict[str, list[float]]]:
     """Returns the results of `measure` by rank."""
     servers = {a: [socket.create_server(("127.0.0.1", 0)) for _ in range(count)] for a in _ALGORITHMS.value}
-    readers = []
-    for rank in range(count):
-        reader, writer = os.pipe()
-        if os.fork() == 0:
-            with os.fdopen(writer, "w") as file:
-                json.dump(measure(rank, servers, size, calls), file)
-            os._exit(0)
-        os.close(writer)
-        readers.append(reader)
-    results = []
-    for reader in readers:
-        with os.fdopen(reader) as file:
-            results.append(json.load(file))
-    for _ in range(count):
-        os.wait()
+    results = run_forked(count, lambda rank: measure(rank, servers, size, calls))
     for sockets in servers.values():
         for server in sockets:
             server.close()

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import fcntl
 import heapq
-import json
 import os
 import select
 import signal
@@ -30,6 +29,7 @@ from ctl.collectives.arithmetic import SUM
 from ctl.collectives.engine import Engine
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import Settings
+from forked_ranks import run_forked
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "simulation"))
 
@@ -149,22 +149,12 @@ def measure(rank: int, algorithm: str, size: int) -> tuple[float, float]:
 
 def measure_all(names: list[str], algorithm: str, size: int) -> list[float]:
     """Returns the means of `measure` over the ranks (seconds)."""
-    readers = []
-    for rank, name in enumerate(names):
-        reader, writer = os.pipe()
-        if os.fork() == 0:
-            try:
-                enter_namespace(name)
-                os.write(writer, json.dumps(measure(rank, algorithm, size)).encode())
-            finally:
-                os._exit(0)
-        os.close(writer)
-        readers.append(reader)
-    results = []
-    for reader in readers:
-        with os.fdopen(reader) as file:
-            results.append(json.load(file))
-        os.wait()
+
+    def run_rank(rank: int) -> tuple[float, float]:
+        enter_namespace(names[rank])
+        return measure(rank, algorithm, size)
+
+    results = run_forked(len(names), run_rank)
     return [statistics.mean(values) for values in zip(*results, strict=True)]
 
 

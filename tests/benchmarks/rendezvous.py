@@ -7,8 +7,6 @@ largest number of connections of a rank other than 0, medians of the rounds. The
 number of ranks. The processes are forks, so the time does not contain the import of a library.
 """
 
-import json
-import os
 import socket
 import statistics
 import sys
@@ -19,6 +17,7 @@ from absl import app, flags
 from ctl.collectives.engine import Engine
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import Settings
+from forked_ranks import run_forked
 
 _RANKS = flags.DEFINE_list("ranks", ["16", "64"], "Numbers of ranks.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Rounds, in which the numbers of ranks take turns.")
@@ -45,23 +44,10 @@ def connect(rank: int, servers: list[socket.socket], start_secs: float) -> dict[
 def measure(count: int) -> tuple[float, float, float]:
     """Returns time (s), CPU time per rank (ms) and connections of `count` processes."""
     servers = [socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(count)]
-    readers, start_secs = [], time.monotonic()
-    for rank in range(count):
-        reader, writer = os.pipe()
-        if os.fork() == 0:
-            with os.fdopen(writer, "w") as file:
-                json.dump(connect(rank, servers, start_secs), file)
-            os._exit(0)
-        os.close(writer)
-        readers.append(reader)
+    start_secs = time.monotonic()
+    figures = run_forked(count, lambda rank: connect(rank, servers, start_secs))
     for server in servers:
         server.close()
-    figures = []
-    for reader in readers:
-        with os.fdopen(reader) as file:
-            figures.append(json.load(file))
-    for _ in range(count):
-        os.wait()
     return (
         max(one["secs"] for one in figures),
         statistics.mean(one["cpu"] for one in figures),

@@ -45,6 +45,12 @@ def sums_of(engine, name, array, op=SUM, **fields):
     return engine.wait(engine.submit("allreduce", name, [array], op=op, **fields))[0]
 
 
+def repeat_step(engine):
+    """Sums often enough for a repetition without rank 0."""
+    for number in range(MANY):
+        assert sums_of(engine, "step", np.full(5, number))[0] == engine.ranks.size * number
+
+
 def control_bytes(engines):
     """Bytes of the messages between rank 0 and the ranks."""
     sent = sum(engine._control.channel.bytes_sent for engine in engines)
@@ -236,13 +242,11 @@ def test_ranks_that_wait_in_different_collectives_get_an_error_and_continue():
     with group(3, order_timeout=1.0) as engines:
 
         def run(rank):
-            for number in range(MANY):
-                sums_of(engines[rank], "step", np.full(5, number))
+            repeat_step(engines[rank])
             name = "only rank 1" if rank == 1 else "step"
             with pytest.raises(UsageError, match="wait in different collectives.*only rank 1"):
                 sums_of(engines[rank], name, np.ones(5))
-            for number in range(MANY):
-                assert sums_of(engines[rank], "step", np.full(5, number))[0] == 3 * number
+            repeat_step(engines[rank])
 
         run_on_ranks(3, run)
 
@@ -251,8 +255,7 @@ def test_a_rank_with_another_shape_gets_an_error_and_the_group_continues():
     with group(2) as engines:
 
         def run(rank):
-            for number in range(MANY):
-                sums_of(engines[rank], "step", np.full(5, number))
+            repeat_step(engines[rank])
             with pytest.raises(UsageError, match=r"rank 0: \[5\]; rank 1: \[6\]"):
                 sums_of(engines[rank], "step", np.ones(5 + rank))
             assert sums_of(engines[rank], "step", np.ones(5))[0] == 2
@@ -285,8 +288,7 @@ def test_a_rank_leaves_during_a_repetition():
     with group(3) as engines:
 
         def run(rank):
-            for number in range(MANY):
-                sums_of(engines[rank], "step", np.full(5, number))
+            repeat_step(engines[rank])
             if rank == 2:
                 engines[rank].close()
                 return
@@ -301,8 +303,7 @@ def test_a_rank_that_is_lost_during_a_repetition_fails_all_others():
     with group(3) as engines:
 
         def run(rank):
-            for number in range(MANY):
-                sums_of(engines[rank], "step", np.full(5, number))
+            repeat_step(engines[rank])
             all_done.wait(60)
             if rank == 2:
                 for link in engines[rank]._mesh.sockets:

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from ctl.collectives import coordinator_link
+from ctl.collectives import negotiation as negotiation_module
 from ctl.collectives.frames import Channel, Inbox
 from ctl.collectives.heartbeats import GroupFailedError
 from ctl.collectives.negotiation import Negotiation
@@ -83,11 +84,11 @@ class _Agreement(SequenceAgreement):
 def test_rank_0_starts_a_repetition_when_all_ranks_hold_their_requests():
     agreement = _Agreement("ab")
     assert agreement.last["type"] == "prepare" and agreement.missing_ranks == [0, 1]
-    assert not agreement.advance([])
+    assert not agreement.advance(list)
     agreement.add_unit(unit("a"))
     agreement.reply()
     held = {1: Request(7, "b", "allreduce")}
-    assert agreement.advance([held]) and agreement.missing_ranks == []
+    assert agreement.advance(lambda: [held]) and agreement.missing_ranks == []
     assert agreement.last == {"type": "repeat", "position": 1, "returned": [7]}
 
 
@@ -97,7 +98,7 @@ def test_no_repetition_starts_if_another_collective_comes_first(names, incomplet
     for name in names:
         agreement.add_unit(None if name == "-" else unit(name))
     agreement.reply()
-    assert not agreement.advance([{0: Request(7, name, "allreduce")} for name in incomplete])
+    assert not agreement.advance(lambda: [{0: Request(7, name, "allreduce")} for name in incomplete])
     assert agreement.last == {"type": "resume", "until": 0, "is_void": False}
 
 
@@ -106,7 +107,7 @@ def test_no_repetition_starts_after_a_rank_has_left():
     agreement.cancel()
     assert agreement.last["type"] == "resume"
     agreement.reply()
-    assert not agreement.advance([]) and agreement.last["type"] == "resume"
+    assert not agreement.advance(list) and agreement.last["type"] == "resume"
 
 
 def messages_to(negotiation, rank):
@@ -128,6 +129,26 @@ def test_ranks_that_hold_requests_send_them_when_another_rank_leaves(is_lost):
     assert "resume" in messages_to(negotiation, 0)
 
 
+@pytest.mark.parametrize("fields, expected_type, is_printed", [
+    ({"stall_shutdown": 0.2}, "lost", False),
+    ({"stall_warning": 0.2}, "prepare", True),
+    ({}, "prepare", False),
+])  # fmt: skip
+def test_ranks_that_do_not_reply_to_rank_0_are_named(fields, expected_type, is_printed, monkeypatch, capfd):
+    monkeypatch.setattr(negotiation_module, "_POLL_INTERVAL_SECS", 0.0)
+    negotiation = Negotiation(2, Settings(**fields), Timeline())
+    for number in range(3):
+        for rank in range(2):
+            request = Request(number, "a", "allreduce", ["uint8"], [[2]], is_inline=True)
+            negotiation.add_request(rank, request, b"ab")
+        negotiation.send_responses()
+    negotiation.agreement.add_reply(0, {"number": 1})
+    time.sleep(0.3)
+    negotiation.check_stalls()
+    assert messages_to(negotiation, 0)[-1] == expected_type
+    assert ("rank 1 did not respond to rank 0" in capfd.readouterr().err) is is_printed
+
+
 @pytest.mark.parametrize("replies, until, is_void", [
     ([(5, True), (5, False)], 5, False),
     ([(5, True), (6, False)], 6, False),
@@ -136,14 +157,14 @@ def test_ranks_that_hold_requests_send_them_when_another_rank_leaves(is_lost):
 def test_an_interrupted_repetition_ends_with_the_last_started_collective(replies, until, is_void):
     agreement = _Agreement()
     agreement.reply()
-    agreement.advance([])
+    agreement.advance(list)
     agreement.interrupt()
     assert agreement.last == {"type": "stop"}
     number = agreement.sent[-1]["number"]
     for rank, (started, is_ready) in enumerate(replies):
-        assert not agreement.advance([]) and agreement.last == {"type": "stop"}
+        assert not agreement.advance(list) and agreement.last == {"type": "stop"}
         agreement.add_reply(rank, {"number": number, "started": started, "is_ready": is_ready})
-    agreement.advance([])
+    agreement.advance(list)
     assert agreement.last == {"type": "resume", "until": until, "is_void": is_void}
 
 
