@@ -146,6 +146,7 @@ def _fail(error: CtlError) -> None:
     print(f"{'error: ' if error.exit_code < 3 else ''}{line or error}", file=sys.stderr, flush=True)
     _await_report_of_chief(line)
     if error.exit_code == EXIT_RETRY:
+        mpi.finalize(ends_last=True)
         exit_hook.end_process(EXIT_RETRY)
     sys.exit(error.exit_code)
 

@@ -85,6 +85,7 @@ class Vote(NamedTuple):
       wait: Number of steps until the next vote.
       log, evaluate, save, profile: 1 if the action is due by the clock or a request of the chief.
       stop: 1 if the worker requests the end of the run.
+      failed: 1 if the user's hook has failed on the worker.
       sigterm, interrupt, time_limit: 1 if the worker has received the signal, or its time limit has passed.
     """
 
@@ -95,6 +96,7 @@ class Vote(NamedTuple):
     save: float = 0.0
     profile: float = 0.0
     stop: float = 0.0
+    failed: float = 0.0
     sigterm: float = 0.0
     interrupt: float = 0.0
     time_limit: float = 0.0
@@ -318,7 +320,10 @@ class TrainLoop:
         if step < self._agree_at and not due and self._hooks.after_loop is None:
             return stop, due, False
         sigterm, interrupt, time_limit = interruption.votes()
-        vote = Vote(stop=float(stop), sigterm=sigterm, interrupt=interrupt, time_limit=time_limit)
+        has_failed = float(self._failure is not None)
+        vote = Vote(
+            stop=float(stop), failed=has_failed, sigterm=sigterm, interrupt=interrupt, time_limit=time_limit
+        )
         if self._is_chief:
             self._rate = self.interval.steps_per_sec() or self._rate
             by_clock = self._due_by_clock()
@@ -333,5 +338,7 @@ class TrainLoop:
         total = Vote(*self._observers.sum_over_workers(vote, self._agreement.sum))
         self._length.adopt(int(total.length))
         self._agree_at = step + max(1, int(total.wait))
+        if total.failed:  # so that no worker logs or evaluates before the last save
+            self._failure = self._failure or FailedElsewhere("after_loop")
         signalled = interruption.apply_votes([total.sigterm, total.interrupt, total.time_limit])
         return bool(total.stop), due | total.due, signalled

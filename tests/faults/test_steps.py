@@ -80,6 +80,16 @@ def test_an_exception_in_the_hook_names_hook_and_step_and_its_step_is_saved(work
     assert_bit_identical(tmp_path / "run", unbroken(workers))
 
 
+@pytest.mark.parametrize("worker", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_exception_in_the_hook_of_one_worker_ends_all_between_two_logs(worker, tmp_path):
+    fault = f"raise@8:{worker}"
+    result = run(tmp_path / "run", "--log_every_steps=100", workers=2, faults=fault)
+    assert result.code == 1, result.output
+    assert "RuntimeError: a fault that was asked for" in log(tmp_path / "run", worker)
+    assert "after_loop failed on another worker" in log(tmp_path / "run", 1 - worker)
+    assert saved(tmp_path / "run")[-1] == 8 and not pids(tmp_path / "run")
+
+
 def test_a_worker_that_leaves_early_is_named(tmp_path):
     result = run(tmp_path / "run", workers=2, faults="exit@8:1")
     assert result.code == 7 and "worker 1 (job 1) failed first: exit code 7" in result.output

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from conftest import PROGRAMS
 from mpi_jobs import needs_mpi, run_mpi
 
 FLAGS = ["--train_steps=6", "--steps_per_loop=2", "--log_every_steps=2", "--export=none", "--seed=1"]
@@ -24,6 +25,18 @@ def test_mnist_has_the_same_losses_over_mpi_and_over_tcp(tmp_path, run_program):
     rows = rows_of(tmp_path / "mpi")
     assert [step for run, step, *_ in rows if run == "train"] == [2, 4, 6]
     assert rows == rows_of(tmp_path / "tcp")
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("fault, expected_code", [("raise@7:1", 1), ("raise@build:1", 1), ("term@7", 143)])
+def test_a_fault_of_a_trainer_ends_mpirun_with_its_code(fault, expected_code, tmp_path):
+    flags = ["--train_steps=20", "--steps_per_loop=1", "--global_batch_size=12", "--export=none"]
+    program = [str(PROGRAMS / "faulty.py"), *flags, f"--model_dir={tmp_path}/run", "--communication=mpi"]
+    result = run_mpi(2, program, FAULTS=fault, FAULTS_DIR=str(tmp_path))
+    assert result.code == expected_code, result.output
+    expected_text = "Stopped by SIGTERM" if expected_code == 143 else "a fault that was asked for"
+    assert expected_text in result.output
 
 
 @pytest.mark.workers

@@ -5,6 +5,7 @@ its socket, which reports the end of the other process, and transfers its data o
 """
 
 import atexit
+import contextlib
 import itertools
 import os
 import secrets
@@ -28,6 +29,7 @@ from ctl.io import exit_hook
 _WINDOW = 4  # pieces in flight, in each direction
 _LAST_BYTES_SECS = 1.0  # time for data in flight after the other end has closed its socket
 _POLL_SECS = 0.005
+_REPORT_SECS, _LAST_SECS = 5.0, 1.0  # time of other processes to report their errors, and to end
 _INSTALL = "Install it with `pip install 'tf-ctl[mpi]'`"
 _world: "MpiWorld | None" = None
 
@@ -106,18 +108,26 @@ def join_world(environ: Mapping[str, str] = os.environ) -> MpiWorld:
     return _world
 
 
-def finalize() -> None:
-    """Finalizes MPI. Waits until all processes call it. A no-op after an error, and after the first call.
+def finalize(*, ends_last: bool = False) -> None:
+    """Finalizes MPI. Waits until all processes call it. A no-op after the first call.
 
-    After an error the process ends without MPI_Finalize, which would wait for the other processes.
+    After an error the process ends without MPI_Finalize, which would wait for the other processes. It waits
+    for some seconds only, because mpirun kills the others at its end, before they have reported the error.
+
+    Args:
+      ends_last: True after an error that another process has caused. mpirun returns the exit code of the
+        process that ends first.
     """
     world = _world
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
-        return
-    if world is None or world.has_failed or getattr(sys, "last_value", None) is not None:
+    if world is None or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
     barrier = world.start_barrier()
+    if world.has_failed or getattr(sys, "last_value", None) is not None:
+        with contextlib.suppress(HorovodInternalError, mpi.Exception):
+            _wait_for(barrier, _REPORT_SECS, "ended")
+            time.sleep(_LAST_SECS if ends_last else 0.0)
+        return
     while not barrier.Test():  # MPI_Finalize would occupy a core until the last process calls it
         time.sleep(_POLL_SECS)
     connection = ManagerConnection(os.environ)
