@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ctl.collectives import memory, rings, trees
+from ctl.collectives import memory, trees
 from ctl.collectives.allreduce import allreduce
 from ctl.collectives.arithmetic import split_rows, to_numpy_dtype
 from ctl.collectives.mesh import Mesh
+from ctl.collectives.reduce_scatter import reduce_scatter
 from ctl.collectives.requests import Request
 
 TransferRequest = tuple[Request, Sequence[np.ndarray]]
@@ -53,7 +54,7 @@ def execute_transfers(
         ]
     return [
         [
-            _reduce_scatter(mesh, ranks, me, array, shape, request.op)
+            _reduce_scatter(mesh, ranks, me, array, shape, request.op, algorithm)
             for array, shape in zip(arrays, request.shapes, strict=True)
         ]
     ]
@@ -103,7 +104,9 @@ def _all_to_all(
     return trees.alltoall_bytes(mesh, ranks, me, array.view(np.uint8), sizes, algorithm).view(array.dtype)
 
 
-def _reduce_scatter(mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, op: Any) -> np.ndarray:
+def _reduce_scatter(
+    mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, op: Any, algorithm: str
+) -> np.ndarray:
     row = math.prod(shape[1:])
     sizes = [rows * row for rows in split_rows(shape[0], len(ranks))]
-    return rings.ring_reducescatter(mesh, ranks, me, array, sizes, op)
+    return reduce_scatter(mesh, ranks, me, array, sizes, op, algorithm)
