@@ -27,7 +27,9 @@ class Manifest:
       keys: Name -> key of the tensor in the TensorFlow checkpoint. Variables without one key are absent.
       paths: Name -> full path, see `tracked_state.TrackedState`; empty in older checkpoints.
       files: File name -> {"size": bytes, "checksum": "crc32c:..."}.
-      world: {"workers": n, "replicas": n, "strategy": name, "global_batch_size": examples}.
+      world: {"workers": n, "replicas": n, "strategy": name, "global_batch_size": examples,
+        "network": costs from which the workers select algorithms of collectives, see
+        `ctl.collectives.transfer_costs.NetworkCosts`}.
       data: {"mode": "indexed", "skip" or "iterator", "examples": consumed since the start, "seed": n,
         "source": description}.
       metrics: Name -> mean of the newest evaluation at this step; empty without an evaluation.

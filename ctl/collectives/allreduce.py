@@ -14,7 +14,7 @@ from ctl.collectives import arithmetic
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.pairwise_reduction import PairwiseReduction
 from ctl.collectives.rings import JoinedArrays, ring_allreduce
-from ctl.collectives.transfer_costs import BYTE_SECS, EXCHANGE_SECS, HALVED_BYTE_SECS
+from ctl.collectives.transfer_costs import BYTE_SECS, HALVED_BYTE_SECS, ONE_MACHINE, NetworkCosts
 
 _RING, _DOUBLING, _HALVING = "ring", "doubling", "halving"
 # per byte that a rank sends and receives; shortest on a ring: its parts stay in the processor's cache
@@ -28,6 +28,7 @@ def allreduce(
     arrays: Sequence[np.ndarray],
     op: int,
     algorithm: str = "auto",
+    network: NetworkCosts = ONE_MACHINE,
 ) -> list[np.ndarray]:
     """Returns the reduced arrays, which are bitwise equal on all ranks.
 
@@ -41,10 +42,11 @@ def allreduce(
       arrays: Arrays `[n]` of one dtype, with the same sizes on all ranks.
       op: Operation of `arithmetic`.
       algorithm: One of `settings.COLLECTIVE_ALGORITHMS`, the same on all ranks.
+      network: Costs for "auto", the same on all ranks.
     """
     count = len(ranks)
     if algorithm == "auto":
-        algorithm = select_algorithm(count, sum(array.nbytes for array in arrays))
+        algorithm = select_algorithm(count, sum(array.nbytes for array in arrays), network)
     if algorithm == _RING or count == 1:
         return ring_allreduce(mesh, ranks, me, arrays, op)
     joined = JoinedArrays(arrays)
@@ -57,7 +59,7 @@ def allreduce(
     return joined.results()
 
 
-def select_algorithm(count: int, num_bytes: int) -> str:
+def select_algorithm(count: int, num_bytes: int, network: NetworkCosts = ONE_MACHINE) -> str:
     """Returns the algorithm with the shortest estimated time for `count` ranks with `num_bytes` each."""
     if count <= 2:
         return _RING  # exchanges small vectors in one step
@@ -70,8 +72,7 @@ def select_algorithm(count: int, num_bytes: int) -> str:
     }
     return min(
         exchanges_and_vectors,
-        key=lambda name: (
-            exchanges_and_vectors[name][0] * EXCHANGE_SECS
-            + exchanges_and_vectors[name][1] * num_bytes * _BYTE_SECS[name]
+        key=lambda name: network.exchanges(
+            exchanges_and_vectors[name][0], exchanges_and_vectors[name][1] * num_bytes, _BYTE_SECS[name]
         ),
     )

@@ -21,6 +21,7 @@ from ctl.collectives.negotiation import Negotiation
 from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
+from ctl.collectives.transfer_costs import NetworkCosts
 
 _TICK_SECS = 0.5
 _HEARTBEATS_PER_TIMEOUT = 4
@@ -164,6 +165,8 @@ class Coordinator:
             self._negotiation.agreement.add_reply(rank, header)
         elif message_type == "interrupt":
             self._negotiation.agreement.interrupt()
+        elif message_type == "network":
+            self._negotiation.network = NetworkCosts.of_header(header)
         elif message_type == "alive":
             return
         elif message_type == "several":

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from ctl.collectives import bootstrap, inline, transfers
-from ctl.collectives.arithmetic import SUM
+from ctl.collectives.arithmetic import MAX, SUM
 from ctl.collectives.coordinator import Coordinator
 from ctl.collectives.coordinator_link import CoordinatorLink
 from ctl.collectives.errors import HorovodInternalError, create_error
@@ -22,12 +22,14 @@ from ctl.collectives.frames import Lost, wait_until_received
 from ctl.collectives.heartbeats import GroupFailedError
 from ctl.collectives.late_links import LateLinks
 from ctl.collectives.mesh import Mesh
+from ctl.collectives.network_measurement import measure_network
 from ctl.collectives.pending import CreateError, Pending, Plane, execute_alone, split_pending
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.repetition import RepeatedUnit, Repetition
 from ctl.collectives.requests import Layout, Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
+from ctl.collectives.transfer_costs import ONE_MACHINE, NetworkCosts
 
 _MAX_INLINE_BYTES = 128 << 10  # bytes of all ranks; smaller collectives are executed by the coordinator
 _MIN_FUSED_BYTES = 256  # bytes; larger all-reduces are fused and sent between the ranks
@@ -47,7 +49,8 @@ class Engine:
       create_error: Creates the exceptions of collectives from an error code and a message.
 
     Attributes:
-      all_share_memory: True if all ranks exchange large tensors through memory. Set by `agree_on_paths`.
+      all_share_memory: True if all ranks exchange large tensors through memory. Set by `agree_on_links`.
+      network: Costs from which the ranks select algorithms. Set by `agree_on_links`.
     """
 
     def __init__(
@@ -63,7 +66,8 @@ class Engine:
         self.settings = settings
         self.timeline = Timeline()
         self.plane: Plane | None = None
-        self.all_share_memory = False
+        self.all_share_memory, self.network = False, ONE_MACHINE
+        self._measured_network = ONE_MACHINE
         self._next_number = 0
         self._pending: dict[int, Pending] = {}
         self._lock = threading.Lock()
@@ -91,6 +95,7 @@ class Engine:
                 settings,
                 self._late_links,
             )
+            self._measured_network = measure_network(self._mesh, ranks)
         except Lost as e:
             connections.close()
             raise HorovodInternalError(f"rank {e.args[1]} is gone ({e.args[0]}).") from e
@@ -100,11 +105,19 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
         self._thread.start()
 
-    def agree_on_paths(self) -> None:
-        """Sets `all_share_memory` to the same value on all ranks. Collective."""
+    def agree_on_links(self, network: NetworkCosts | None = None) -> None:
+        """Sets `all_share_memory` and `network` to the same values on all ranks. Collective.
+
+        Args:
+          network: Costs from which later collectives select algorithms. None: the measured ones.
+        """
         paths = [] if self.ranks.size == 1 else list(self._mesh.paths.values())
-        num_socket_paths = np.array([sum(path != "memory" for path in paths)])
-        self.all_share_memory = not self.sum("ctl.paths", num_socket_paths).any()
+        costs = self._measured_network.rounded() if network is None else network
+        values = np.array([sum(path != "memory" for path in paths), *costs])
+        (maxima,) = self.wait(self.submit("allreduce", "ctl.links", [values], op=MAX, is_eager=False))
+        self.all_share_memory, self.network = not maxima[0], NetworkCosts(*maxima[1:].tolist())
+        if self._coordinator is not None:
+            self._control.channel.send({"type": "network", **self.network.header()})
 
     @property
     def bytes_sent(self) -> int:
@@ -321,7 +334,7 @@ class Engine:
         """Executes collectives of a repeated sequence, with zeros instead of `ids` None."""
         arrays = unit.zeros() if ids is None else [self._pending[number].arrays for number in ids]
         inputs = list(zip(unit.requests, arrays, strict=True))
-        ranks, header = range(self.ranks.size), {"algorithm": unit.algorithm}
+        ranks, header = range(self.ranks.size), dict(unit.selection)
         return transfers.execute_transfers(self._mesh, ranks, self.ranks.rank, header, inputs)
 
     def _finish_pending(

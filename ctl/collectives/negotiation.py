@@ -12,6 +12,7 @@ from ctl.collectives.sequences import SequenceAgreement, Unit
 from ctl.collectives.settings import Settings
 from ctl.collectives.table import Round, Table
 from ctl.collectives.timeline import Timeline
+from ctl.collectives.transfer_costs import ONE_MACHINE
 
 _POLL_INTERVAL_SECS = 0.25  # limits the checks, because messages arrive more often
 _HINT = (
@@ -31,11 +32,13 @@ class Negotiation:
       outboxes: Rank -> messages to send.
       departed: Rank that has left or is lost -> reason.
       agreement: Agreement of the ranks on a repeated sequence of collectives.
+      network: Costs from which all ranks select algorithms.
     """
 
     def __init__(self, size: int, settings: Settings, timeline: Timeline):
         self.outboxes = {rank: Outbox() for rank in range(size)}
         self.departed: dict[int, str] = {}
+        self.network = ONE_MACHINE
         self._lost_ranks: set[int] = set()
         self._settings = settings
         self._timeline = timeline
@@ -251,10 +254,16 @@ class Negotiation:
             self.agreement.add_unit(None)
             return
         # the ranks add in the same order as this one
-        algorithm = self._settings.algorithm
+        selection = self._selection()
         if rounds[0].is_inline:
-            algorithm = inline.equal_algorithm(len(self.outboxes))
-        self.agreement.add_unit(Unit([one_round.requests for one_round in rounds], algorithm))
+            selection = {"algorithm": inline.equal_algorithm(len(self.outboxes))}
+        self.agreement.add_unit(Unit([one_round.requests for one_round in rounds], selection))
+
+    def _selection(self) -> dict[str, Any]:
+        """Returns the fields of a message from which all ranks select the same algorithm."""
+        if self._settings.algorithm == "auto":
+            return dict(self.network.header())
+        return {"algorithm": self._settings.algorithm}
 
     def _can_fuse(self, first_round: Round, other_round: Round, total_bytes: int) -> bool:
         """Returns True if both rounds can be fused. `total_bytes` is the size of the fused message."""
@@ -271,8 +280,7 @@ class Negotiation:
         """Instructs the ranks to execute the collectives of a batch without the coordinator."""
         ranks = self._table.sets[batch[0].process_set]
         varying_fields = _collect_varying_fields([batch[0].requests[rank] for rank in ranks])
-        if self._settings.algorithm != "auto":
-            varying_fields["algorithm"] = self._settings.algorithm
+        varying_fields |= self._selection()
         for rank in ranks:
             ids = [batch_round.requests[rank].id for batch_round in batch]
             header = {"type": "begin", "ids": ids, "ranks": ranks, **varying_fields}

@@ -6,7 +6,7 @@ import numpy as np
 from ctl.collectives import rings
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.pairwise_reduction import PairwiseReduction, is_summed_wide
-from ctl.collectives.transfer_costs import BYTE_SECS, EXCHANGE_SECS, HALVED_BYTE_SECS
+from ctl.collectives.transfer_costs import BYTE_SECS, HALVED_BYTE_SECS, ONE_MACHINE, NetworkCosts
 
 
 def reduce_scatter(
@@ -17,6 +17,7 @@ def reduce_scatter(
     sizes: Sequence[int],
     op: int,
     algorithm: str = "auto",
+    network: NetworkCosts = ONE_MACHINE,
 ) -> np.ndarray:
     """Returns this rank's part of the reduced array. A mean is not divided.
 
@@ -28,10 +29,11 @@ def reduce_scatter(
       sizes: Number of elements of the parts by rank, n in total.
       op: Operation of `arithmetic`.
       algorithm: "auto", "ring", or another name of `settings.COLLECTIVE_ALGORITHMS` for halving.
+      network: Costs for "auto", the same on all ranks.
     """
     count = len(ranks)
     if algorithm == "auto":
-        algorithm = _select(count, array.nbytes, is_wide=is_summed_wide(array.dtype, op))
+        algorithm = _select(count, array.nbytes, network, is_wide=is_summed_wide(array.dtype, op))
     if algorithm == "ring" or count == 1:
         return rings.ring_reducescatter(mesh, ranks, me, array, sizes, op)
     joined, bounds = rings.JoinedArrays([array]), rings.bounds_of(sizes)
@@ -39,12 +41,12 @@ def reduce_scatter(
     return joined.total[bounds[me] : bounds[me + 1]]
 
 
-def _select(count: int, num_bytes: int, *, is_wide: bool) -> str:
+def _select(count: int, num_bytes: int, network: NetworkCosts, *, is_wide: bool) -> str:
     """Returns the algorithm with the shorter estimated time for `count` ranks with `num_bytes` each."""
     steps = count.bit_length() - 1
     has_folds = count != 1 << steps
-    ring_secs = (count - 1) * (EXCHANGE_SECS + num_bytes / count * BYTE_SECS)
+    ring_secs = network.exchanges(count - 1, num_bytes * (count - 1) / count, BYTE_SECS)
     vectors = 1 - 2.0**-steps + has_folds * (1 + 1 / count)
     sent_bytes = vectors * num_bytes * (2 if is_wide else 1)  # a ring sends 16-bit floats as they are
-    halving_secs = (steps + 2 * has_folds) * EXCHANGE_SECS + sent_bytes * HALVED_BYTE_SECS
+    halving_secs = network.exchanges(steps + 2 * has_folds, sent_bytes, HALVED_BYTE_SECS)
     return "halving" if halving_secs < ring_secs else "ring"

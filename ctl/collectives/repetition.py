@@ -6,7 +6,7 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,12 +28,12 @@ class RepeatedUnit(NamedTuple):
     Attributes:
       requests: Requests of this rank in an earlier repetition.
       layouts: Layouts of their arrays.
-      algorithm: One of `settings.COLLECTIVE_ALGORITHMS`.
+      selection: Fields of a message that select the algorithm.
     """
 
     requests: Sequence[Request]
     layouts: Sequence[Sequence[ArrayLayout]]
-    algorithm: str
+    selection: Mapping[str, Any]
 
     def zeros(self) -> list[list[np.ndarray]]:
         """Returns arrays of zeros for each request."""
@@ -105,7 +105,7 @@ class Repetition:
         for unit in self._prepared_units:
             executed = [self._prepared.get(number) or self._executed[number] for number in unit["ids"]]
             requests, layouts = zip(*executed, strict=True)
-            self._units.append(RepeatedUnit(requests, layouts, unit["algorithm"]))
+            self._units.append(RepeatedUnit(requests, layouts, unit["selection"]))
         self._known = {request.signature for unit in self._units for request in unit.requests}
         self._outgoing.hold_again(returned)
         self._position, self._num_started = header["position"], 0

@@ -36,11 +36,11 @@ class Unit(NamedTuple):
 
     Attributes:
       requests: For each collective, rank -> request.
-      algorithm: One of `settings.COLLECTIVE_ALGORITHMS`.
+      selection: Fields of a message that select the algorithm.
     """
 
     requests: Sequence[Mapping[int, Request]]
-    algorithm: str
+    selection: Mapping[str, Any]
 
     @property
     def signatures(self) -> list[tuple]:
@@ -159,7 +159,7 @@ class SequenceAgreement:
             self._start(_State.PREPARING)
             for rank in range(self._size):
                 units = [
-                    {"ids": [r[rank].id for r in unit.requests], "algorithm": unit.algorithm}
+                    {"ids": [r[rank].id for r in unit.requests], "selection": unit.selection}
                     for unit in sequence
                 ]
                 self._send(rank, {"type": "prepare", "number": self._number, "units": units})

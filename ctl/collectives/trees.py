@@ -13,11 +13,17 @@ from collections.abc import Sequence
 import numpy as np
 from ctl.collectives import memory, rings
 from ctl.collectives.mesh import Mesh
-from ctl.collectives.transfer_costs import BYTE_SECS, COPIED_BYTE_SECS, EXCHANGE_SECS
+from ctl.collectives.transfer_costs import BYTE_SECS, COPIED_BYTE_SECS, ONE_MACHINE, NetworkCosts
 
 
 def broadcast_bytes(
-    mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray, root: int, algorithm: str = "auto"
+    mesh: Mesh,
+    ranks: Sequence[int],
+    me: int,
+    buffer: np.ndarray,
+    root: int,
+    algorithm: str = "auto",
+    network: NetworkCosts = ONE_MACHINE,
 ) -> None:
     """Copies the bytes of `buffer` on the root to `buffer` on all ranks.
 
@@ -28,12 +34,13 @@ def broadcast_bytes(
       buffer: Bytes `[n]`.
       root: Index of the root in `ranks`.
       algorithm: "auto", "ring", or another name of `settings.COLLECTIVE_ALGORITHMS` for the tree.
+      network: Costs for "auto", the same on all ranks.
     """
     if algorithm == "auto":
         num_pieces = max(1, -(-buffer.size // rings.PIECE))
         chain_steps, tree_steps = len(ranks) - 2 + num_pieces, _log2(len(ranks))
-        chain_secs = chain_steps * (EXCHANGE_SECS + buffer.size / num_pieces * BYTE_SECS)
-        tree_secs = tree_steps * (EXCHANGE_SECS + buffer.size * BYTE_SECS)
+        chain_secs = network.exchanges(chain_steps, chain_steps * buffer.size / num_pieces, BYTE_SECS)
+        tree_secs = network.exchanges(tree_steps, tree_steps * buffer.size, BYTE_SECS)
         algorithm = "ring" if chain_secs <= tree_secs else "tree"
     if algorithm == "ring":
         rings.ring_broadcast(mesh, ranks, me, buffer, root)
@@ -48,6 +55,7 @@ def allgather_bytes(
     own_bytes: np.ndarray,
     sizes: Sequence[int],
     algorithm: str = "auto",
+    network: NetworkCosts = ONE_MACHINE,
 ) -> np.ndarray:
     """Returns the concatenated bytes of all ranks in order.
 
@@ -58,9 +66,10 @@ def allgather_bytes(
       own_bytes: Bytes `[sizes[me]]` of this rank.
       sizes: Number of bytes by rank.
       algorithm: "auto", "ring", or another name of `settings.COLLECTIVE_ALGORITHMS`.
+      network: Costs for "auto", the same on all ranks.
     """
     if algorithm == "auto":
-        saved_secs = (len(ranks) - 1 - _log2(len(ranks))) * EXCHANGE_SECS
+        saved_secs = network.exchanges(len(ranks) - 1 - _log2(len(ranks)), 0, 0.0)
         algorithm = "ring" if sum(sizes) * COPIED_BYTE_SECS >= saved_secs else "tree"
     function = rings.ring_allgather if algorithm == "ring" else bruck_allgather
     return function(mesh, ranks, me, own_bytes, sizes)
@@ -73,6 +82,7 @@ def alltoall_bytes(
     own_bytes: np.ndarray,
     sizes: Sequence[Sequence[int]],
     algorithm: str = "auto",
+    network: NetworkCosts = ONE_MACHINE,
 ) -> np.ndarray:
     """Returns the bytes that all ranks send to this rank.
 
@@ -83,13 +93,14 @@ def alltoall_bytes(
       own_bytes: Bytes to send, in the order of the ranks.
       sizes: `sizes[i][j]` is the number of bytes from rank i to rank j.
       algorithm: "auto", "ring", or another name of `settings.COLLECTIVE_ALGORITHMS`.
+      network: Costs for "auto", the same on all ranks.
     """
     if algorithm == "auto":
-        num_steps = _log2(len(ranks))
-        saved_secs = (len(ranks) - 1 - num_steps) * EXCHANGE_SECS
-        bytes_per_rank = sum(map(sum, sizes)) / len(ranks)  # half of them are sent in each step
-        extra_secs = bytes_per_rank * num_steps / 2 * (BYTE_SECS + COPIED_BYTE_SECS)
-        algorithm = "ring" if extra_secs >= saved_secs else "tree"
+        count, num_steps = len(ranks), _log2(len(ranks))
+        num_bytes = sum(map(sum, sizes)) / count  # of a rank; a step of the tree sends half
+        ring_secs = network.exchanges(count - 1, num_bytes * (count - 1) / count, BYTE_SECS)
+        tree_secs = network.exchanges(num_steps, num_bytes * num_steps / 2, BYTE_SECS + COPIED_BYTE_SECS)
+        algorithm = "ring" if ring_secs <= tree_secs else "tree"
     function = rings.ring_alltoall if algorithm == "ring" else bruck_alltoall
     return function(mesh, ranks, me, own_bytes, sizes)
 

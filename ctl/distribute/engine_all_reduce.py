@@ -12,11 +12,12 @@ import atexit
 import contextlib
 import dataclasses
 import itertools
+import logging
 import secrets
 import socket
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -30,6 +31,7 @@ from ctl.collectives.failures import create_exception
 from ctl.collectives.partners import num_connections
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import read_settings
+from ctl.collectives.transfer_costs import NetworkCosts
 from ctl.distribute import collective_debug
 from ctl.distribute.mpi_cluster import MPI
 from ctl.distribute.topology import Topology
@@ -45,6 +47,7 @@ _CONNECT_SECS = 60.0
 _POLL_SECS = 1.0
 _MOST_FAILURES = 3  # consecutive, until a worker counts as lost
 _OK = "ok"
+_log = logging.getLogger("ctl")
 _SILENCE_SECS = 100.0  # as in TensorFlow, if `heartbeat_secs` is 0
 _numbers = itertools.count()  # number of the group in this process; equal on all workers
 
@@ -92,7 +95,7 @@ def connect_engine(topology: Topology, limits: PeerLimits, communication: str = 
         try:
             ranks = build_ranks([address for address, _ in introductions], rank)
             engine = Engine(ranks, settings, server=server, create_error=create_exception)
-            engine.agree_on_paths()
+            engine.agree_on_links()
             error_message = ""
         except (HorovodInternalError, UsageError, OSError) as e:
             error_message = str(e)
@@ -277,6 +280,36 @@ def all_to_all(engine: Engine, rows: tf.Tensor) -> tf.Tensor:
     """Exchanges rows between n workers: `[n * r, ...]` -> `[n * r, ...]`, r rows to and from each."""
     call = Call("alltoall", "", _AllWorkers(engine), ignores_scope=True)
     return tf.ensure_shape(tensor_ops.run_collective(call, [rows], "ctl.all_to_all", "")[0], rows.shape)
+
+
+def network_record(strategy: tf.distribute.Strategy) -> dict[str, float]:
+    """Returns the costs from which the engine selects algorithms. Empty without an engine."""
+    engine = engine_of(strategy)
+    return {} if engine is None else engine.network._asdict()
+
+
+def use_recorded_network(strategy: tf.distribute.Strategy, world: Mapping[str, Any]) -> None:
+    """Selects algorithms as in the run that saved a checkpoint. All workers call it.
+
+    Sums of floats then have the same order of additions. A no-op without engine, and for a checkpoint of
+    another number of workers.
+
+    Args:
+      strategy: Strategy of this run.
+      world: `Manifest.world` of the checkpoint.
+    """
+    engine, record = engine_of(strategy), world.get("network")
+    if engine is None or not record or world.get("workers") != engine.ranks.size:
+        return
+    measured = engine.network
+    engine.agree_on_links(NetworkCosts(**record))
+    if engine.network != measured and engine.ranks.rank == 0:
+        _log.info(
+            "Collectives use the algorithms of the checkpoint, for a network with %s; measured: %s. "
+            "--allow_config_change selects those for the measured values.",
+            engine.network,
+            measured,
+        )
 
 
 def path_of(strategy: tf.distribute.Strategy) -> str:

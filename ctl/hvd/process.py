@@ -63,7 +63,7 @@ def _join_plane(new_engine: Engine, runtime_settings: Settings) -> None:
         from ctl.collectives import tensorflow_plane
 
         tensorflow_plane.join_plane(new_engine, runtime_settings.plane)
-        new_engine.agree_on_paths()
+        new_engine.agree_on_links()
     elif runtime_settings.plane == "tensorflow":
         raise UsageError(
             "CTL_COLLECTIVES is 'tensorflow' in an elastic job, but TensorFlow's collectives do not "

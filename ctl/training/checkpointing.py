@@ -261,6 +261,7 @@ class Checkpointing:
                 "replicas": topology.num_replicas,
                 "strategy": world.strategy_name,
                 "communication": engine_all_reduce.path_of(world.strategy),
+                "network": engine_all_reduce.network_record(world.strategy),
                 "global_batch_size": self._config.global_batch_size,
             },
             seed=self._config.seed,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ctl.distribute import exit_barrier
+from ctl.distribute import engine_all_reduce, exit_barrier
 from ctl.errors import UsageError
 from ctl.metrics.protocol import Ended, Exported, RunEnd, RunInfo, Saved, Started
 from ctl.metrics.results import Results
@@ -151,6 +151,8 @@ def _open(
         total, batches = input_pipeline.open_train_batches(prepared, request.steps, request.epochs)
     configuration, resumed = run_metadata.plain_configuration(prepared, options), checkpointing.resumed
     resume_checks.check_configuration(config, prepared.world.topology, resumed, batches, configuration)
+    if resumed is not None and not config.allow_config_change:
+        engine_all_reduce.use_recorded_network(prepared.world.strategy, resumed.world)
     if is_chief and validation.has_variable_learning_rate(task.optimizer):
         rate = run_metadata.learning_rates(task).get("learning_rate")
         resume_checks.warn_of_restored_rate(resumed, configuration, rate)

@@ -20,7 +20,7 @@ from ctl.collectives.timeline import Timeline
 
 
 def unit(name, size=2):
-    return Unit([{rank: Request(0, name, "allreduce") for rank in range(size)}], "auto")
+    return Unit([{rank: Request(0, name, "allreduce") for rank in range(size)}], {})
 
 
 def added(detector, names):

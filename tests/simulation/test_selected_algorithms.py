@@ -4,6 +4,7 @@ import functools
 
 import pytest
 from ctl.collectives.allreduce import select_algorithm
+from ctl.collectives.transfer_costs import ONE_MACHINE, NetworkCosts
 from exchange_records import ALGORITHMS, record_schedule
 from measured_costs import MEMORY_COSTS, network_costs
 from virtual_clock import Costs, simulate
@@ -23,12 +24,13 @@ def seconds(algorithm, count, num_bytes, costs):
     return simulate(record_schedule("allreduce", algorithm, count, num_bytes), costs).seconds
 
 
-def slower_choices(count, costs):
+def slower_choices(count, costs, network_costs=ONE_MACHINE):
     """Returns the ratios to the fastest algorithm that are larger than `MAX_RATIO`, by size."""
     ratios = {}
     for size in SIZES:
         fastest_secs = min(seconds(name, count, size, costs) for name in ALGORITHMS["allreduce"])
-        ratios[size] = seconds(select_algorithm(count, size), count, size, costs) / fastest_secs
+        selected = select_algorithm(count, size, network_costs)
+        ratios[size] = seconds(selected, count, size, costs) / fastest_secs
     return {size: round(ratio, 2) for size, ratio in ratios.items() if ratio > MAX_RATIO}
 
 
@@ -50,7 +52,13 @@ def test_the_selected_algorithm_is_fast_for_a_thousand_ranks(count, gigabits):
     assert not slower_choices(count, network(gigabits))
 
 
-def test_the_estimate_does_not_contain_the_network_and_is_wrong_on_slow_ones():
-    """A failure is an improvement: the selection then considers rate and latency."""
+@pytest.mark.parametrize("count", [3, 6, 16, 48])
+@pytest.mark.parametrize(("gigabits", "latency_secs"), [(1, 25e-6), (10, 1e-3), (1, 1e-3), (0.1, 1e-2)])
+def test_the_costs_of_a_slow_network_select_a_fast_algorithm(count, gigabits, latency_secs):
+    costs = NetworkCosts(latency_secs, 8e-9 / gigabits).rounded()
+    assert not slower_choices(count, network(gigabits, latency_secs), costs)
+
+
+def test_the_costs_of_one_machine_select_slower_ones():
     assert 64 << 10 in slower_choices(16, network(1))
     assert 256 << 10 in slower_choices(16, network(10, latency_secs=1e-3))
