@@ -251,15 +251,18 @@ def environment(**extra: str) -> dict[str, str]:
 def run_program(tmp_path_factory):
     """A function `run(count, arguments)` that returns a Result per process.
 
-    Each process has its TF_CONFIG if count > 1. With `fresh`, the process is a new interpreter.
+    Each process has its TF_CONFIG if count > 1, with the next one of `hosts`. With `fresh`, the process is
+    a new interpreter.
     """
     import processes as starter
 
     started: list[subprocess.Popen] = []
 
-    def run(count: int, arguments: list[str], *, fresh=False, **extra: str) -> list[Result]:
+    def run(
+        count: int, arguments: list[str], *, fresh=False, hosts=("127.0.0.1",), **extra: str
+    ) -> list[Result]:
         start = subprocess.Popen if fresh else starter.start
-        addresses = [f"127.0.0.1:{p}" for p in free_ports(count)]
+        addresses = [f"{hosts[i % len(hosts)]}:{port}" for i, port in enumerate(free_ports(count))]
         logs, processes = [], []
         for i in range(count):
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}

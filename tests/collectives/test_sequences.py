@@ -191,7 +191,7 @@ class _Recorder:
             lambda number, _: self.finished.append(number),
         )  # fmt: skip
         self.repetition.record(self.request(0), [np.ones(3, np.int32)])
-        units = [{"ids": [0], "algorithm": "auto"}]
+        units = [{"ids": [0], "selection": {}}]
         self.repetition.prepare({"units": units, "number": 1})
         self.repetition.start({"position": 0}, [])
 
