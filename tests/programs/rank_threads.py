@@ -7,6 +7,10 @@ import threading
 
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.settings import Settings
+from hypothesis import strategies as st
+
+# ranks of a group of nine, in any order
+PROCESS_SETS = st.lists(st.integers(0, 8), min_size=1, max_size=9, unique=True)
 
 
 @functools.cache
