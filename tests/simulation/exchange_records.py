@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from ctl.collectives import rings, trees
+from ctl.collectives import trees
 from ctl.collectives.allreduce import allreduce
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.memory import ALIGNMENT
+from ctl.collectives.reduce_scatter import reduce_scatter
 
 ALGORITHMS = {
     "allreduce": ("ring", "doubling", "halving"), "broadcast": ("ring", "tree"),
-    "allgather": ("ring", "tree"), "alltoall": ("ring", "tree"), "reducescatter": ("ring",),
+    "allgather": ("ring", "tree"), "alltoall": ("ring", "tree"), "reducescatter": ("ring", "halving"),
 }  # fmt: skip
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _MAX_COMPLETE_RANKS = 32  # more ranks: proportional sizes, and one rank for all if they are symmetric
@@ -112,7 +113,7 @@ def run_collective(
         return allreduce(mesh, ranks, me, [np.ones(size, DTYPES[dtype])], SUM, algorithm)
     if collective == "reducescatter":
         sizes = [size * (i + 1) // count - size * i // count for i in ranks]
-        return rings.ring_reducescatter(mesh, ranks, me, np.ones(size, DTYPES[dtype]), sizes, SUM)
+        return reduce_scatter(mesh, ranks, me, np.ones(size, DTYPES[dtype]), sizes, SUM, algorithm)
     own_bytes = np.empty(num_bytes, np.uint8)
     if collective == "broadcast":
         return trees.broadcast_bytes(mesh, ranks, me, own_bytes, 0, algorithm)
