@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from ctl.collectives import trees
+from ctl.collectives import rings, trees
 from ctl.collectives.allreduce import allreduce
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.memory import ALIGNMENT
