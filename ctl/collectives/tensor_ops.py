@@ -60,8 +60,9 @@ def _find_program_line() -> str:
 def _to_tensors(arrays: Sequence[Any]) -> list[tf.Tensor]:
     """Converts arrays to eager tensors, many small arrays of one dtype and shape with one operation."""
     first = arrays[0] if arrays else None
-    is_many = len(arrays) >= _MANY and isinstance(first, np.ndarray) and first.nbytes <= _SMALL
-    if not is_many or _is_usable(first):
+    if len(arrays) < _MANY or not isinstance(first, np.ndarray):
+        return [_to_tensor(array) for array in arrays]
+    if first.nbytes > _SMALL or _is_usable(first):
         return [_to_tensor(array) for array in arrays]
     signature = first.dtype, first.shape
     if not all(
