@@ -73,8 +73,8 @@ def test_large_sums_of_16_bit_floats_are_rounded_once(count, dtype):
     [
         (8, 1 << 20, np.float32, 0, 3), (8, 1 << 24, np.float32, 0, 7),
         (8, 1 << 20, ml_dtypes.bfloat16, 0, 7),
-        (8, 1 << 24, np.float32, 0.01, 3), (5, 1 << 18, np.float32, 0, 4), (7, 1 << 16, np.float32, 0, 4),
-        (2, 1 << 20, np.float32, 0, 1),
+        (8, 1 << 24, np.float32, 0.01, 3), (6, 96 << 10, np.float32, 0, 4), (7, 1 << 16, np.float32, 0, 4),
+        (6, 1 << 18, np.float32, 0, 5), (6, 1 << 19, np.float32, 0, 5), (2, 1 << 20, np.float32, 0, 1),
     ],
 )  # fmt: skip
 def test_size_dtype_and_latency_select_the_algorithm(count, num_bytes, dtype, latency_secs, num_exchanges):
