@@ -4,10 +4,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from ctl.collectives import memory, tensor_ops
+from ctl.tensorflow_patches import eager_values
 
 
 def address_of(tensor):
-    return tensor.numpy().__array_interface__["data"][0]
+    return eager_values.values_of(tensor).__array_interface__["data"][0]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint8, np.float16])
