@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from ctl.collectives import arithmetic
 from ctl.collectives.mesh import Mesh
-from ctl.collectives.pairwise_reduction import PairwiseReduction
+from ctl.collectives.pairwise_reduction import PairwiseReduction, is_summed_wide
 from ctl.collectives.rings import JoinedArrays, ring_allreduce
 from ctl.collectives.transfer_costs import BYTE_SECS, HALVED_BYTE_SECS, ONE_MACHINE, NetworkCosts
 
@@ -46,7 +46,8 @@ def allreduce(
     """
     count = len(ranks)
     if algorithm == "auto":
-        algorithm = select_algorithm(count, sum(array.nbytes for array in arrays), network)
+        is_wide = is_summed_wide(arrays[0].dtype, op)
+        algorithm = select_algorithm(count, sum(a.nbytes for a in arrays), network, is_wide=is_wide)
     if algorithm == _RING or count == 1:
         return ring_allreduce(mesh, ranks, me, arrays, op)
     joined = JoinedArrays(arrays)
@@ -59,16 +60,27 @@ def allreduce(
     return joined.results()
 
 
-def select_algorithm(count: int, num_bytes: int, network: NetworkCosts = ONE_MACHINE) -> str:
-    """Returns the algorithm with the shortest estimated time for `count` ranks with `num_bytes` each."""
+def select_algorithm(
+    count: int, num_bytes: int, network: NetworkCosts = ONE_MACHINE, *, is_wide: bool = False
+) -> str:
+    """Returns the algorithm with the shortest estimated time.
+
+    Args:
+      count: Number of ranks.
+      num_bytes: Size of the vector of each rank (bytes).
+      network: Costs of the network.
+      is_wide: True for sums of 16-bit floats. Only a ring sends them as they are; the other algorithms send
+        float32 before the result is complete.
+    """
     if count <= 2:
         return _RING  # exchanges small vectors in one step
     steps = int(math.log2(count))
-    folds = 0 if count == 1 << steps else 2
+    folds = 0 if count == 1 << steps else 1
+    addend = 2 if is_wide else 1  # size of an addend, in vectors
     exchanges_and_vectors = {
         _RING: (2 * (count - 1), 2 * (count - 1) / count),
-        _DOUBLING: (steps + folds, steps + folds),
-        _HALVING: (2 * steps + folds, 2 * (1 - 2.0**-steps) + folds),
+        _DOUBLING: (steps + 2 * folds, steps * addend + folds * (addend + 1)),
+        _HALVING: (2 * (steps + folds), (1 - 2.0**-steps + folds) * (addend + 1)),
     }
     return min(
         exchanges_and_vectors,

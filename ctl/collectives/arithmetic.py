@@ -163,6 +163,11 @@ def finish_reduction(total: np.ndarray, op: int, count: int, postscale: float) -
 
 def accumulate(total: np.ndarray, halves: np.ndarray) -> None:
     """Computes `total += halves`, where `total` is float32 and `halves` are 16-bit floats."""
+    if halves.dtype == _BFLOAT16:
+        for start in range(0, halves.size, _BLOCK_SIZE):
+            part = slice(start, start + _BLOCK_SIZE)
+            _accumulate_bfloat16(total[part], halves[part])
+        return
     if halves.size <= _MIN_TENSORFLOW_SIZE:
         total += to_float32(halves)
         return
@@ -172,8 +177,21 @@ def accumulate(total: np.ndarray, halves: np.ndarray) -> None:
         total += tf.cast(halves, tf.float32).numpy()
 
 
+def _accumulate_bfloat16(total: np.ndarray, halves: np.ndarray) -> None:
+    bits = _scratch.buffers[0, : halves.size]
+    bits[...] = halves.view(np.uint16)
+    bits <<= 16
+    with np.errstate(all="ignore"):
+        total += bits.view(np.float32)
+
+
 def round_into(total: np.ndarray, out: np.ndarray) -> None:
     """Computes `out = total`, where `total` is float32 and `out` has a 16-bit float dtype."""
+    if out.dtype == _BFLOAT16:
+        for start in range(0, total.size, _BLOCK_SIZE):
+            part = slice(start, start + _BLOCK_SIZE)
+            out[part] = from_float32(total[part], out.dtype)
+        return
     if total.size <= _MIN_TENSORFLOW_SIZE:
         out[...] = from_float32(total, out.dtype)
         return

@@ -90,6 +90,20 @@ def test_the_size_and_the_number_of_ranks_select_the_algorithm():
     assert {select_algorithm(2, n) for n in (1, 1 << 28)} == {"ring"}
 
 
+def test_16_bit_sums_select_the_ring_earlier_because_only_a_ring_sends_16_bits():
+    """For each algorithm, the smallest size (bytes) for which it is selected."""
+
+    def first_sizes(count, is_wide):
+        sizes = [1 << i for i in range(10, 27)]
+        algorithms = [select_algorithm(count, size, is_wide=is_wide) for size in sizes]
+        return {name: sizes[algorithms.index(name)] for name in dict.fromkeys(algorithms)}
+
+    assert first_sizes(16, is_wide=False) == {"doubling": 1 << 10, "halving": 1 << 18, "ring": 1 << 23}
+    assert first_sizes(16, is_wide=True) == {"doubling": 1 << 10, "halving": 1 << 17, "ring": 1 << 22}
+    assert first_sizes(6, is_wide=False) == {"doubling": 1 << 10, "halving": 1 << 17, "ring": 1 << 19}
+    assert first_sizes(6, is_wide=True) == {"doubling": 1 << 10, "halving": 1 << 16, "ring": 1 << 18}
+
+
 def test_an_unknown_algorithm_is_refused():
     message = "CTL_COLLECTIVE_ALGORITHM is 'tree'; expected one of auto, ring, doubling, halving"
     with pytest.raises(UsageError, match=message):
