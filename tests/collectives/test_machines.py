@@ -137,11 +137,11 @@ def test_large_sums_of_several_chunks(dtype, machine_by_rank):
 
 
 def test_machines_are_the_equal_host_names_of_the_addresses():
-    addresses = ["a:1", "b:1", "a:2", "[::1]:1", "[::1]:2", "b:2"]
+    addresses = ["a:1", "b:1", "a:2", "[::1]:1", "[::1]:2", "b:2", "[::2]:1"]
     machine_by_rank = build_ranks(addresses, 0).machine_by_rank
-    assert machine_by_rank == (0, 1, 0, 2, 2, 1)
-    machines = find_machines(machine_by_rank, tuple(range(6)))
-    assert machines.groups == ((0, 2), (1, 5), (3, 4)) and machines.leaders == (0, 1, 3)
+    assert machine_by_rank == (0, 1, 0, 2, 2, 1, 3)
+    machines = find_machines(machine_by_rank, tuple(range(7)))
+    assert machines.groups == ((0, 2), (1, 5), (3, 4), (6,)) and machines.leaders == (0, 1, 3, 6)
     assert find_machines(machine_by_rank, (5, 4, 1)).groups == ((5, 1), (4,))
     assert Ranks().machine_by_rank == () and find_machines((), (0, 3)).groups == ((0, 3),)
 

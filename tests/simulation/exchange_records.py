@@ -92,7 +92,7 @@ class Schedule:
       matches: Step of the source in which it sends the received message.
       copied_bytes: Bytes that a rank copies within its memory.
       machine_by_rank: Number of the machine of each rank, below `count`. Ranks of a machine share a network
-        card and exchange without it. Empty: each rank is on a machine of its own.
+        card and exchange without it. Empty: no ranks share a machine.
     """
 
     count: int
