@@ -75,11 +75,9 @@ def _reduce_by_machine(
         leaders = machines.leaders
         if len(leaders) > 1:
             mesh.require_links(leaders)
-            leader_op = (
-                arithmetic.SUM if op == arithmetic.AVERAGE else op
-            )  # all ranks divide, not only leaders
             between = select_between_leaders(machines, vector.nbytes, network)
-            (vector,) = allreduce(mesh, leaders, leaders.index(rank), [vector], leader_op, between)
+            sum_op = arithmetic.SUM if op == arithmetic.AVERAGE else op  # the leaders are not all addends
+            (vector,) = allreduce(mesh, leaders, leaders.index(rank), [vector], sum_op, between)
         _finish(joined, vector, op, machines.num_ranks)
     trees.broadcast_bytes(mesh, group, index, joined.total.view(np.uint8), 0)
     return joined.results()
