@@ -1,7 +1,8 @@
 """Rendezvous of the ranks: each rank listens, and connects to rank 0 and to its lower partners.
 
 Both ends authenticate with the job's secret (`ctl.io.authenticated_channel`). A rank refuses peers with
-another protocol version, number of ranks or generation. No port is open after the rendezvous.
+another protocol version, number of ranks, generation or assignment of ranks to machines. No port is open
+after the rendezvous.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import select
 import socket
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +33,7 @@ from ctl.io.rendezvous import (
     split_address,
 )
 
-_PROTOCOL = 7
+_PROTOCOL = 8
 _LOG_INTERVAL_SECS = 30.0
 _POLL_INTERVAL_SECS = 0.1
 _RETRY_SECS = 0.05
@@ -240,7 +242,12 @@ class _Rendezvous:
 
     def _common_claim(self) -> dict:
         ranks = self._ranks
-        return {"protocol": _PROTOCOL, "size": ranks.size, "generation": ranks.generation}
+        return {
+            "protocol": _PROTOCOL,
+            "size": ranks.size,
+            "generation": ranks.generation,
+            "machines": zlib.crc32(repr(ranks.machine_by_rank).encode()),  # the size of a claim is limited
+        }
 
     def _accept_arrivals(self, wait_secs: float) -> None:
         with contextlib.suppress(queue.Empty):
@@ -257,8 +264,11 @@ class _Rendezvous:
         for name, expected in self._common_claim().items():
             if claim.get(name) != expected:
                 text = (
-                    f"its {name} is {claim.get(name)}; expected {expected}. Start all ranks with the same "
-                    "command and the same version of ctl."
+                    "its list of addresses assigns the ranks to other machines; expected the same host "
+                    "names in the lists of all ranks (TF_CONFIG)."
+                    if name == "machines"
+                    else f"its {name} is {claim.get(name)}; expected {expected}. Start all ranks with the "
+                    "same command and the same version of ctl."
                 )
                 return ChannelRefusedError(
                     text, can_retry=claim.get("generation") != self._ranks.generation

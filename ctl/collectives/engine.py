@@ -94,6 +94,7 @@ class Engine:
                 self._check_progress,
                 settings,
                 self._late_links,
+                ranks.machine_by_rank,
             )
             self._measured_network = measure_network(self._mesh, ranks)
         except Lost as e:

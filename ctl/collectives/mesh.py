@@ -30,6 +30,7 @@ class Mesh:
       on_poll: Called after each poll.
       settings: Timeouts of an exchange without progress.
       late_links: Connects further ranks. None: `peers` are all other ranks.
+      machine_by_rank: Like `Ranks.machine_by_rank`. Empty: all ranks are on one machine.
 
     Attributes:
       bytes_sent: Bytes sent to other ranks, over sockets or shared memory.
@@ -45,7 +46,9 @@ class Mesh:
         on_poll: Callable[[], None],
         settings: Settings,
         late_links: LateLinks | None = None,
+        machine_by_rank: tuple[int, ...] = (),
     ):
+        self.machine_by_rank = machine_by_rank
         self._rank, self._late_links = rank, late_links
         self._control: socket.socket | None = control
         self._receive_control = receive_control

@@ -91,6 +91,27 @@ class PairwiseReduction:
         if self._me < num_folded:
             self._unfold(bounds[self._me - 1], bounds[self._me])
 
+    def reduce_to_first(self) -> np.ndarray:
+        """Reduces the whole vector on the first rank. The total is not written, or has undefined values.
+
+        With 2^k ranks the order of the additions is that of `reduce_by_doubling`.
+
+        Returns:
+          On the first rank the reduced vector, undivided, as float32 for sums of 16-bit floats. It may be
+          the total. On other ranks a vector with undefined values.
+        """
+        distance, count = 1, len(self._ranks)
+        while distance < count and not self._me & distance:
+            if self._me + distance < count:
+                other = self._ranks[self._me + distance]
+                consume = self._consumer(self._values, self._values, is_own_first=True)
+                self._mesh.exchange(other, [], other, self._values.nbytes, consume=consume)
+            distance *= 2
+        if self._me:
+            other = self._ranks[self._me - distance]
+            self._mesh.exchange(other, [self._values], other, 0)
+        return self._values
+
     def _halve(self, bounds: Sequence[int]) -> None:
         """Reduces part i of the vector on active rank i. The parts have these bounds (elements)."""
         first, last, distance = 0, self._num_active, self._num_active // 2

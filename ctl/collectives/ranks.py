@@ -1,5 +1,6 @@
 """Rank, size and addresses of the processes of a job."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,13 @@ class Ranks:
     addresses: tuple[str, ...] = ()
     generation: int = 0
     is_homogeneous: bool = True
+
+    @functools.cached_property
+    def machine_by_rank(self) -> tuple[int, ...]:
+        """Number of the machine of each rank. Ranks with equal host names are on one machine."""
+        hosts = [address.rpartition(":")[0] for address in self.addresses]
+        numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+        return tuple(numbers[host] for host in hosts)
 
 
 def build_ranks(addresses: Sequence[str], rank: int, generation: int = 0) -> Ranks:

@@ -205,11 +205,11 @@ def ring_broadcast(mesh: Mesh, ranks: Sequence[int], me: int, buffer: np.ndarray
     if count == 1:
         return
     chain_index = (me - root) % count
-    previous_rank = ranks[(me - 1) % count]
-    next_rank = ranks[(me + 1) % count]
+    is_last = chain_index == count - 1
+    previous_rank = ranks[(me - 1) % count if chain_index else (me + 1) % count]  # the ends need one link
+    next_rank = ranks[(me - 1) % count if is_last else (me + 1) % count]
     pieces = [buffer[i : i + PIECE] for i in range(0, buffer.size, PIECE)]
     empty = buffer[:0]
-    is_last = chain_index == count - 1
     for i in range(len(pieces) + 1):  # receives piece i and sends piece i - 1
         in_piece = pieces[i] if i < len(pieces) and chain_index else empty
         out_index = i - 1 if chain_index else i

@@ -11,7 +11,7 @@ _ORDER_VARIABLE = "CTL_HVD_ORDER_TIMEOUT_SECS"
 EQUAL_VARIABLES = (PLANE_VARIABLE, _ORDER_VARIABLE)  # the launcher copies them to all ranks
 _PLANES = ("auto", "tcp", "mpi", "tensorflow")
 _ALGORITHM_VARIABLE = "CTL_COLLECTIVE_ALGORITHM"
-COLLECTIVE_ALGORITHMS = ("auto", "ring", "doubling", "halving")
+COLLECTIVE_ALGORITHMS = ("auto", "ring", "doubling", "halving", "machines")
 _AGREEMENT_VARIABLE = "CTL_COLLECTIVE_AGREEMENT"
 _AGREEMENTS = ("once", "each_call")
 
@@ -32,7 +32,7 @@ class Settings:
       plane: Collectives that TensorFlow executes: "tensorflow": all, "auto": those on GPUs, "tcp"
         and "mpi": none.
       algorithm: Algorithm of large collectives on all ranks. Only the setting of rank 0 has an effect. Only
-        all-reduces distinguish "doubling" and "halving".
+        all-reduces distinguish "doubling", "halving" and "machines".
       agrees_once: If True, the ranks agree once on a repeated sequence of all-reduces. Only the setting of
         rank 0 has an effect.
       fusion_threshold: Maximum size of a fused message (bytes).

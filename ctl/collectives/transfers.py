@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 from ctl.collectives import memory, trees
-from ctl.collectives.allreduce import allreduce
 from ctl.collectives.arithmetic import split_rows, to_numpy_dtype
+from ctl.collectives.machine_allreduce import allreduce_on_machines
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.reduce_scatter import reduce_scatter
 from ctl.collectives.requests import Request
@@ -71,7 +71,7 @@ def _all_reduce(
     totals: list[np.ndarray] = [array[:0] for array in all_arrays]
     for dtype in dict.fromkeys(array.dtype for array in all_arrays):
         indices = [i for i, array in enumerate(all_arrays) if array.dtype == dtype]
-        reduced = allreduce(mesh, ranks, me, [all_arrays[i] for i in indices], op, *choice)
+        reduced = allreduce_on_machines(mesh, ranks, me, [all_arrays[i] for i in indices], op, *choice)
         for i, total in zip(indices, reduced, strict=True):
             totals[i] = total
     remaining_totals = iter(totals)

@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from ctl.collectives import arithmetic, settings
-from ctl.collectives.allreduce import allreduce, select_algorithm
+from ctl.collectives.allreduce import select_algorithm
+from ctl.collectives.machine_allreduce import allreduce_on_machines
 from ctl.collectives.transports.link import CHUNK
 from ctl.errors import UsageError
 from hypothesis import given
@@ -26,7 +27,7 @@ def reduced(arrays_by_rank, op, algorithm, ranks=None):
     group = connected(1 + max(ranks))
 
     def run(me):
-        return allreduce(group[ranks[me]], ranks, me, arrays_by_rank[me], op, algorithm)
+        return allreduce_on_machines(group[ranks[me]], ranks, me, arrays_by_rank[me], op, algorithm)
 
     return run_on_ranks(len(ranks), run)
 
@@ -105,7 +106,7 @@ def test_16_bit_sums_select_the_ring_earlier_because_only_a_ring_sends_16_bits()
 
 
 def test_an_unknown_algorithm_is_refused():
-    message = "CTL_COLLECTIVE_ALGORITHM is 'tree'; expected one of auto, ring, doubling, halving"
+    message = "CTL_COLLECTIVE_ALGORITHM is 'tree'; expected one of auto, ring, doubling, halving, machines"
     with pytest.raises(UsageError, match=message):
         settings.read_settings({"CTL_COLLECTIVE_ALGORITHM": "tree"})
     assert settings.read_settings({"CTL_COLLECTIVE_ALGORITHM": "halving"}).algorithm == "halving"

@@ -5,6 +5,7 @@ import itertools
 import socket
 import threading
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,11 +13,15 @@ from conftest import TIMEOUT_SECS, free_ports
 from ctl.collectives import bootstrap, ranks
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.settings import Settings
+from ctl.errors import UsageError
 from ctl.io import rendezvous
 from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, connect
 
 SECRET = b"known to this job only"
-CLAIM = {"role": "peer", "rank": 2, "protocol": bootstrap._PROTOCOL, "size": 3, "generation": 0}
+CLAIM = {
+    "role": "peer", "rank": 2, "protocol": bootstrap._PROTOCOL, "size": 3, "generation": 0,
+    "machines": zlib.crc32(b"(0, 0, 0)"),
+}  # fmt: skip
 
 
 def connect_to(addresses, rank, claim):
@@ -96,6 +101,14 @@ def test_a_rank_of_another_version_number_or_group_is_refused_by_name(field, can
             with pytest.raises(ChannelRefusedError, match=f"its {field} is 99") as caught:
                 connect_to(addresses, 0, CLAIM | {"role": role, field: 99})
             assert caught.value.can_retry is can_retry
+
+
+def test_a_rank_whose_addresses_assign_ranks_to_other_machines_is_refused():
+    with waiting_rank(0) as addresses:
+        connect_to(addresses, 0, CLAIM).close()
+        other_addresses = [addresses[0], addresses[1], addresses[2].replace("127.0.0.1", "localhost")]
+        with pytest.raises(UsageError, match="assigns the ranks to other machines.*host names.*TF_CONFIG"):
+            bootstrap.connect_ranks(ranks.build_ranks(other_addresses, 1), Settings(secret=SECRET))
 
 
 def test_a_rank_is_not_taken_for_another_one():

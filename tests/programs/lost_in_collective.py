@@ -1,6 +1,9 @@
 """Ends one of five ranks before each exchange of a large collective. Prints the errors of the other ranks.
 
-    lost_in_collective.py KIND ALGORITHM
+    lost_in_collective.py KIND ALGORITHM [MACHINES LOST]
+
+MACHINES are the numbers of the machines of the ranks, which listen at 127.0.0.1 plus this number. LOST is
+the rank that ends.
 """
 
 import json
@@ -17,7 +20,7 @@ from ctl.collectives.mesh import Mesh
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import Settings
 
-COUNT, LOST, LIMIT_SECS = 5, 1, 60
+COUNT, LIMIT_SECS = 5, 60
 ROWS = 5 << 18
 # Name -> (fields of the request, sum of the result of any rank)
 COLLECTIVES = {
@@ -29,17 +32,17 @@ COLLECTIVES = {
 }
 
 
-def result_of(rank, servers, collective, algorithm, last_exchange):
-    """Returns the error of a collective in which rank `LOST` ends before an exchange, or None."""
+def result_of(rank, servers, collective, algorithm, lost, last_exchange):
+    """Returns the error of a collective in which rank `lost` ends before an exchange, or None."""
     signal.alarm(LIMIT_SECS)
-    addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
+    addresses = ["{}:{}".format(*server.getsockname()) for server in servers]
     engine = Engine(build_ranks(addresses, rank), Settings(algorithm=algorithm), server=servers[rank])
     engine.sum("start", np.zeros(1))
     original, count = Mesh.exchange, 0
 
     def exchange(mesh, *arguments, **named):
         nonlocal count
-        if rank == LOST and count == last_exchange:
+        if rank == lost and count == last_exchange:
             os._exit(0)
         count += 1
         return original(mesh, *arguments, **named)
@@ -54,15 +57,16 @@ def result_of(rank, servers, collective, algorithm, last_exchange):
         return str(e)
 
 
-def scenario(collective, algorithm, last_exchange):
-    """Returns the errors of the ranks except `LOST`."""
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(COUNT)]
+def scenario(collective, algorithm, machines="0,0,0,0,0", lost="1", *, last_exchange):
+    """Returns the errors of the ranks except `lost`."""
+    hosts = [f"127.0.0.{int(machine) + 1}" for machine in machines.split(",")]
+    servers = [socket.create_server((host, 0)) for host in hosts]
     readers, (end_reader, end_writer) = [], os.pipe()
     for rank in range(COUNT):
         reader, writer = os.pipe()
         if os.fork() == 0:
             os.close(end_writer)
-            result = result_of(rank, servers, collective, algorithm, last_exchange)
+            result = result_of(rank, servers, collective, algorithm, int(lost), last_exchange)
             os.write(writer, json.dumps(result).encode())
             os.read(end_reader, 1)  # a rank that ended here would be lost, too
             os._exit(0)
@@ -73,11 +77,11 @@ def scenario(collective, algorithm, last_exchange):
         os.close(end)
     for _ in range(COUNT):
         os.wait()
-    return [json.loads(text or '"killed"') for rank, text in enumerate(outputs) if rank != LOST]
+    return [json.loads(text or '"killed"') for rank, text in enumerate(outputs) if rank != int(lost)]
 
 
 if __name__ == "__main__":
     errors = []
     while not errors or errors[-1] != [None] * (COUNT - 1):  # until there is no such exchange
-        errors.append(scenario(*sys.argv[1:], len(errors)))
+        errors.append(scenario(*sys.argv[1:], last_exchange=len(errors)))
     print(json.dumps({"errors": errors}))

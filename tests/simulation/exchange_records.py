@@ -21,8 +21,10 @@ import numpy as np
 from ctl.collectives import rings, trees
 from ctl.collectives.allreduce import allreduce
 from ctl.collectives.arithmetic import SUM
+from ctl.collectives.machine_allreduce import allreduce_on_machines
 from ctl.collectives.memory import ALIGNMENT
 from ctl.collectives.reduce_scatter import reduce_scatter
+from ctl.collectives.transfer_costs import NetworkCosts
 
 ALGORITHMS = {
     "allreduce": ("ring", "doubling", "halving"), "broadcast": ("ring", "tree"),
@@ -50,9 +52,11 @@ class RecordingMesh:
       rank: Rank of the caller.
       count: Number of ranks.
       mesh: Mesh that executes the exchanges. None: they complete at once, without a transfer.
+      machine_by_rank: Number of the machine of each rank. Empty: all are on one machine.
     """
 
-    def __init__(self, rank: int, count: int, mesh: Any = None):
+    def __init__(self, rank: int, count: int, mesh: Any = None, machine_by_rank: tuple[int, ...] = ()):
+        self.machine_by_rank = machine_by_rank
         self._rank, self._count, self._mesh = rank, count, mesh
         self.exchanges: list[Exchange] = []
 
@@ -87,6 +91,8 @@ class Schedule:
       is_reduced: True if the received message is reduced, not stored.
       matches: Step of the source in which it sends the received message.
       copied_bytes: Bytes that a rank copies within its memory.
+      machine_by_rank: Number of the machine of each rank, below `count`. Ranks of a machine share a network
+        card and exchange without it. Empty: no ranks share a machine.
     """
 
     count: int
@@ -98,6 +104,7 @@ class Schedule:
     is_reduced: np.ndarray
     matches: np.ndarray
     copied_bytes: float = 0.0
+    machine_by_rank: tuple[int, ...] = ()
 
 
 def run_collective(
@@ -151,6 +158,26 @@ def record_schedule(
     records = [record_exchanges(collective, algorithm, count, me, unit, dtype) for me in ranks]
     copied_bytes = _count_copies(collective, algorithm, count, dtype) * float(num_bytes)
     return build_schedule(count, records, num_bytes / unit if unit else 1.0, copied_bytes)
+
+
+def record_on_machines(
+    algorithm: str, machine_by_rank: Sequence[int], num_bytes: int, network: NetworkCosts
+) -> Schedule:
+    """Returns the schedule of an all-reduce of float32 by ranks on several machines.
+
+    Args:
+      algorithm: One of `settings.COLLECTIVE_ALGORITHMS`.
+      machine_by_rank: Number of the machine of each rank.
+      num_bytes: Size of the array of each rank (bytes).
+      network: Costs from which the algorithm is selected.
+    """
+    machines, records = tuple(machine_by_rank), []
+    for me in range(len(machines)):
+        mesh = RecordingMesh(me, len(machines), machine_by_rank=machines)
+        arrays = [np.ones(num_bytes // 4, np.float32)]
+        allreduce_on_machines(mesh, range(len(machines)), me, arrays, SUM, algorithm, network)
+        records.append(mesh.exchanges)
+    return dataclasses.replace(build_schedule(len(machines), records), machine_by_rank=machines)
 
 
 def _count_copies(collective: str, algorithm: str, count: int, dtype: str) -> int:

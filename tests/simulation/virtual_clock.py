@@ -105,6 +105,8 @@ class _Execution:
         self, schedule: Schedule, costs: Costs, slowdowns: Mapping[int, float], random: np.random.Generator
     ):
         count = schedule.count
+        self._machines = np.array(schedule.machine_by_rank or range(count))
+        self._has_shared_cards = len(set(schedule.machine_by_rank)) < len(schedule.machine_by_rank)
         self._schedule, self._costs, self._random = schedule, costs, random
         self.num_steps = np.broadcast_to(schedule.num_steps, (count,))
         self._is_symmetric = len(schedule.num_steps) < count
@@ -129,9 +131,13 @@ class _Execution:
         sent = self._take(self._schedule.sent, ranks, steps)
         sent_at = self.clocks[ranks] + costs.exchange_secs / 2 * factors * jitters
         byte_secs = np.maximum(costs.wire_byte_secs, costs.sent_byte_secs * factors)
-        free_at = np.maximum(sent_at, self._free_at[ranks]) + sent * byte_secs
-        self._sent_at[ranks], self._free_at[ranks] = sent_at, free_at
-        self._arrivals[steps, ranks] = free_at + costs.latency_secs * jitters
+        offsets = self._take(self._schedule.destinations, ranks, steps)
+        destinations = (ranks + offsets) % self._schedule.count
+        is_local = self._machines[ranks] == self._machines[destinations]
+        free_at = self._occupy(self._free_at, ranks, sent_at, sent * byte_secs, is_local | (sent == 0))
+        free_at = np.where(is_local, sent_at + sent * costs.sent_byte_secs * factors, free_at)
+        self._sent_at[ranks] = sent_at
+        self._arrivals[steps, ranks] = free_at + np.where(is_local, 0.0, costs.latency_secs * jitters)
 
     def has_message(self, ranks: np.ndarray) -> np.ndarray:
         """Returns `[ranks]`, True if a rank needs no message or the message has been sent."""
@@ -151,9 +157,12 @@ class _Execution:
         factors, sent_at = self._factors[ranks], self._sent_at[ranks]
         byte_secs = np.where(is_reduced, costs.reduced_byte_secs, costs.stored_byte_secs) * factors
         arrivals = np.where(matches < 0, 0.0, self._arrivals[matches, sources])
-        received_at = np.maximum(arrivals, self._received_at[ranks] + received * costs.wire_byte_secs)
-        received_at = np.where(matches < 0, self._received_at[ranks], received_at)
-        self._received_at[ranks] = received_at
+        is_local = self._machines[ranks] == self._machines[sources]
+        wire_secs = received * costs.wire_byte_secs  # the message arrives while it is sent
+        received_at = self._occupy(
+            self._received_at, ranks, arrivals - wire_secs, wire_secs, is_local | (matches < 0)
+        )
+        received_at = np.where(is_local, arrivals, received_at)
         bytes_secs = sent * costs.sent_byte_secs * factors + received * byte_secs
         fixed_secs = costs.exchange_secs * factors * self._jitters[ranks]
         last_secs = np.minimum(received, CHUNK) * byte_secs
@@ -161,6 +170,34 @@ class _Execution:
         self.clocks[ranks] = ended_at + fixed_secs / 2
         self.cpu_secs[ranks] += fixed_secs + bytes_secs
         self.steps[ranks] += 1
+
+    def _occupy(
+        self,
+        free_at: np.ndarray,
+        ranks: np.ndarray,
+        starts: np.ndarray,
+        durations: np.ndarray,
+        is_unused: np.ndarray,
+    ) -> np.ndarray:
+        """Returns the ends of messages of some ranks on the network cards of their machines.
+
+        Args:
+          free_at: Time at which each card is free, by machine. It is updated.
+          ranks: Senders or receivers.
+          starts: Earliest start of each message.
+          durations: Durations of the messages.
+          is_unused: True if a rank has no message that uses the card.
+        """
+        machines = self._machines[ranks]
+        if not self._has_shared_cards:
+            ends = np.where(is_unused, free_at[machines], np.maximum(starts, free_at[machines]) + durations)
+            free_at[machines] = ends
+            return ends
+        ends = np.maximum(starts, free_at[machines])
+        for i in np.argsort(starts, kind="stable"):
+            if not is_unused[i]:
+                ends[i] = free_at[machines[i]] = max(starts[i], free_at[machines[i]]) + durations[i]
+        return ends
 
     def _take(self, table: np.ndarray, ranks: np.ndarray, steps: np.ndarray) -> np.ndarray:
         return table[0, steps] if self._is_symmetric else table[ranks, steps]
