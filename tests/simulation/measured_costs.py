@@ -1,4 +1,10 @@
-"""Costs of one core of the test machine, fitted by tests/benchmarks/simulation_errors.py on 2026-11-27."""
+"""Costs of one core of the test machine, measured on 2026-11-27.
+
+`tests/benchmarks/simulation_errors.py` fits those of all-reduces, `simulated_rendezvous.py` those of the
+start of a job.
+"""
+
+from simulated_start import StartCosts
 
 MEMORY_COSTS = {  # shared memory, float32
     "call_secs": 121e-6, "exchange_secs": 43.1e-6, "sent_byte_secs": 0.060e-9,
@@ -16,6 +22,11 @@ _BFLOAT16_COSTS = {
     "call_secs": 427e-6, "exchange_secs": 77.7e-6, "sent_byte_secs": 0.130e-9,
     "stored_byte_secs": 0.130e-9, "reduced_byte_secs": 0.288e-9, "copied_byte_secs": 0.704e-9,
 }  # fmt: skip
+START_COSTS = StartCosts(
+    fork_secs=888e-6, rank_secs=9.42e-3, call_secs=113e-6, refused_secs=26e-6, accept_secs=57e-6,
+    proof_secs=57e-6, link_secs=809e-6,
+)  # fmt: skip
+START_SECS = {16: 0.13, 64: 0.60, 256: 3.01}  # processes -> time on 2 cores, without other work
 
 
 def network_costs(algorithm: str, dtype: str = "float32") -> dict[str, float]:
