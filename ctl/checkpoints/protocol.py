@@ -28,8 +28,7 @@ class Manifest:
       paths: Name -> full path, see `tracked_state.TrackedState`; empty in older checkpoints.
       files: File name -> {"size": bytes, "checksum": "crc32c:..."}.
       world: {"workers": n, "replicas": n, "strategy": name, "global_batch_size": examples,
-        "network": costs from which the workers select algorithms of collectives, see
-        `ctl.collectives.transfer_costs.NetworkCosts`}.
+        "network": fields of `collectives.transfer_costs.NetworkCosts`}.
       data: {"mode": "indexed", "skip" or "iterator", "examples": consumed since the start, "seed": n,
         "source": description}.
       metrics: Name -> mean of the newest evaluation at this step; empty without an evaluation.

@@ -25,6 +25,12 @@ def to_numpy_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
+@functools.cache
+def dtype_name(dtype: np.dtype) -> str:
+    """Returns the name of a NumPy dtype, such as "float32"."""
+    return dtype.name  # takes 10 µs
+
+
 def reduce_to(out: np.ndarray, op: int, first: np.ndarray, second: np.ndarray) -> None:
     """Computes `out = first op second` elementwise. 16-bit floats are computed in float32."""
     if out.dtype == _BFLOAT16 and op in (SUM, AVERAGE) and out.size > _MIN_TENSORFLOW_SIZE:

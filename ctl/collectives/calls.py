@@ -75,12 +75,14 @@ class PendingCall:
     shapes: list[tuple[int, ...]] = field(default_factory=list)
 
 
-def submit_call(call: Call, arrays: Sequence[Any]) -> PendingCall:
+def submit_call(call: Call, arrays: Sequence[Any], name: str = "", line: str = "") -> PendingCall:
     """Sends the request of a collective to the engine and returns at once.
 
     Args:
       call: Collective.
       arrays: Arrays or eager tensors. If `call.has_splits`, the last one holds the splits.
+      name: Name of the collective. Default: that of `call`.
+      line: Line of the program that identifies it. Default: that of `call`.
     """
     members = call.group.members()
     ranks = members.ranks
@@ -102,7 +104,7 @@ def submit_call(call: Call, arrays: Sequence[Any]) -> PendingCall:
         host_arrays = [_apply_prescale(call, array) for array in host_arrays]
     pending = members.engine.submit(
         call.kind,
-        call.name,
+        name or call.name,
         host_arrays,
         layout,
         tensors,
@@ -114,7 +116,7 @@ def submit_call(call: Call, arrays: Sequence[Any]) -> PendingCall:
         root=call.root,
         splits=splits,
         is_eager=call.is_eager,
-        line=call.line,
+        line=line or call.line,
         names=call.names,
     )
     return PendingCall(call, pending, members, shapes)

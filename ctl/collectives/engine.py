@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from ctl.collectives import bootstrap, inline, transfers
-from ctl.collectives.arithmetic import MAX, SUM
+from ctl.collectives.arithmetic import MAX, SUM, dtype_name
 from ctl.collectives.coordinator import Coordinator
 from ctl.collectives.coordinator_link import CoordinatorLink
 from ctl.collectives.errors import HorovodInternalError, create_error
@@ -151,7 +151,8 @@ class Engine:
           **fields: Further fields of `Request`.
         """
         flat = [array.reshape(-1) for array in arrays]
-        layout = joined or Layout(tuple(a.dtype.name for a in arrays), tuple(a.shape for a in arrays))
+        dtypes = tuple(dtype_name(array.dtype) for array in arrays)
+        layout = joined or Layout(dtypes, tuple(array.shape for array in arrays))
         num_bytes = sum(array.nbytes for array in flat)
         is_delayed = num_bytes <= self._max_inline_bytes and may_wait and bool(self._pending)
         is_fusible = is_delayed and collective_kind == "allreduce" and num_bytes > _MIN_FUSED_BYTES

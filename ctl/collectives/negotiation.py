@@ -12,7 +12,7 @@ from ctl.collectives.sequences import SequenceAgreement, Unit
 from ctl.collectives.settings import Settings
 from ctl.collectives.table import Round, Table
 from ctl.collectives.timeline import Timeline
-from ctl.collectives.transfer_costs import ONE_MACHINE
+from ctl.collectives.transfer_costs import ONE_MACHINE, NetworkCosts
 
 _POLL_INTERVAL_SECS = 0.25  # limits the checks, because messages arrive more often
 _HINT = (
@@ -254,16 +254,10 @@ class Negotiation:
             self.agreement.add_unit(None)
             return
         # the ranks add in the same order as this one
-        selection = self._selection()
+        selection = _selection(self._settings.algorithm, self.network)
         if rounds[0].is_inline:
             selection = {"algorithm": inline.equal_algorithm(len(self.outboxes))}
         self.agreement.add_unit(Unit([one_round.requests for one_round in rounds], selection))
-
-    def _selection(self) -> dict[str, Any]:
-        """Returns the fields of a message from which all ranks select the same algorithm."""
-        if self._settings.algorithm == "auto":
-            return dict(self.network.header())
-        return {"algorithm": self._settings.algorithm}
 
     def _can_fuse(self, first_round: Round, other_round: Round, total_bytes: int) -> bool:
         """Returns True if both rounds can be fused. `total_bytes` is the size of the fused message."""
@@ -280,7 +274,7 @@ class Negotiation:
         """Instructs the ranks to execute the collectives of a batch without the coordinator."""
         ranks = self._table.sets[batch[0].process_set]
         varying_fields = _collect_varying_fields([batch[0].requests[rank] for rank in ranks])
-        varying_fields |= self._selection()
+        varying_fields |= _selection(self._settings.algorithm, self.network)
         for rank in ranks:
             ids = [batch_round.requests[rank].id for batch_round in batch]
             header = {"type": "begin", "ids": ids, "ranks": ranks, **varying_fields}
@@ -298,6 +292,11 @@ class Negotiation:
         )
         for failed_round in rounds:
             self._fail_round(failed_round, FAILED_PRECONDITION, f"{message}. {_HINT}")
+
+
+def _selection(algorithm: str, network: NetworkCosts) -> dict[str, Any]:
+    """Returns the fields of a message from which all ranks select the same algorithm."""
+    return dict(network.header()) if algorithm == "auto" else {"algorithm": algorithm}
 
 
 def _collect_varying_fields(ordered_requests: list[Request]) -> dict[str, Any]:

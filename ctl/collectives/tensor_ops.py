@@ -12,7 +12,6 @@ import tensorflow as tf
 from ctl.collectives import graph_nodes
 from ctl.collectives.calls import Call, submit_call, wait_for_results
 
-_LARGE = 1 << 20
 _MANY = 8  # arrays
 _SMALL = 1 << 16  # bytes; larger arrays are not copied
 _ALIGNMENT = 64
@@ -37,7 +36,7 @@ def run_collective(call: Call, tensors: Sequence[tf.Tensor], name: str | None, d
     call.group.check_registered()
     if tf.executing_eagerly():
         line = "" if name else _find_program_line()
-        pending_call = submit_call(replace(call, name=name or default, line=line), tensors)
+        pending_call = submit_call(call, tensors, name or default, line)
         return _to_tensors(wait_for_results(pending_call))
     call = replace(call, name=_create_unique_name(name or default, call.ignores_scope), is_eager=False)
     return graph_nodes.add_collective(call, tensors)
@@ -61,7 +60,9 @@ def _find_program_line() -> str:
 def _to_tensors(arrays: Sequence[Any]) -> list[tf.Tensor]:
     """Converts arrays to eager tensors, many small arrays of one dtype and shape with one operation."""
     first = arrays[0] if arrays else None
-    if len(arrays) < _MANY or not isinstance(first, np.ndarray) or first.nbytes > _SMALL:
+    if len(arrays) < _MANY or not isinstance(first, np.ndarray):
+        return [_to_tensor(array) for array in arrays]
+    if first.nbytes > _SMALL or _is_usable(first):
         return [_to_tensor(array) for array in arrays]
     signature = first.dtype, first.shape
     if not all(
@@ -72,19 +73,22 @@ def _to_tensors(arrays: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def _to_tensor(array: Any) -> tf.Tensor:
-    """Converts an array to an eager tensor. A large writable array is not copied if it is aligned.
-
-    TensorFlow aborts on unaligned memory.
-    """
+    """Converts an array to an eager tensor, without a copy if TensorFlow can use its memory."""
     if isinstance(array, tf.Tensor):
         return array
-    is_exclusive = array.nbytes > _LARGE and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0
-    if is_exclusive and array.dtype.kind in "fiu":
+    is_usable = _is_usable(array)
+    if is_usable and array.dtype.kind in "fiu":
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-    if is_exclusive and array.dtype == tf.bfloat16.as_numpy_dtype:  # a type that DLPack lacks
+    if is_usable and array.dtype == tf.bfloat16.as_numpy_dtype:  # a type that DLPack lacks
         bits = tf.experimental.dlpack.from_dlpack(array.view(np.uint16).__dlpack__())
         return tf.bitcast(bits, tf.bfloat16)
     return tf.convert_to_tensor(array)
+
+
+def _is_usable(array: np.ndarray) -> bool:
+    """Returns True if a tensor can use the memory of a result. TensorFlow aborts on unaligned memory."""
+    is_writable = array.size > 0 and array.flags.writeable
+    return is_writable and array.__array_interface__["data"][0] % _ALIGNMENT == 0
 
 
 def _create_unique_name(name: str, ignores_scope: bool = False) -> str:

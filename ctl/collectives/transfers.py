@@ -14,7 +14,7 @@ from ctl.collectives.requests import Request
 from ctl.collectives.transfer_costs import NetworkCosts
 
 TransferRequest = tuple[Request, Sequence[np.ndarray]]
-Choice = tuple[str, NetworkCosts]  # algorithm, and costs for "auto"
+AlgorithmChoice = tuple[str, NetworkCosts]  # algorithm, and costs for "auto"
 
 
 def execute_transfers(
@@ -63,7 +63,7 @@ def execute_transfers(
 
 
 def _all_reduce(
-    mesh: Any, ranks: Any, me: Any, transfer_requests: Sequence[TransferRequest], choice: Choice
+    mesh: Any, ranks: Any, me: Any, transfer_requests: Sequence[TransferRequest], choice: AlgorithmChoice
 ) -> list[list[np.ndarray]]:
     """Reduces all tensors of a dtype as one vector."""
     op = transfer_requests[0][0].op
@@ -78,7 +78,9 @@ def _all_reduce(
     return [[next(remaining_totals) for _ in arrays] for _, arrays in transfer_requests]
 
 
-def _broadcast(mesh: Any, ranks: Any, me: Any, array: np.ndarray, root: int, choice: Choice) -> np.ndarray:
+def _broadcast(
+    mesh: Any, ranks: Any, me: Any, array: np.ndarray, root: int, choice: AlgorithmChoice
+) -> np.ndarray:
     buffer = memory.allocate_aligned(array.size, array.dtype)  # aligned, so that TensorFlow needs no copy
     if ranks[me] == root:
         buffer[...] = array
@@ -91,7 +93,7 @@ def _row_size(shape: Sequence[int], dtype: np.dtype) -> int:
 
 
 def _all_gather(
-    mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, rows: Sequence[int], choice: Choice
+    mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, rows: Sequence[int], choice: AlgorithmChoice
 ) -> np.ndarray:
     sizes = [count * _row_size(shape, array.dtype) for count in rows]
     gathered = trees.allgather_bytes(mesh, ranks, me, array.view(np.uint8), sizes, *choice)
@@ -99,7 +101,7 @@ def _all_gather(
 
 
 def _all_to_all(
-    mesh: Any, ranks: Any, me: Any, request: Request, array: Any, splits: Any, choice: Choice
+    mesh: Any, ranks: Any, me: Any, request: Request, array: Any, splits: Any, choice: AlgorithmChoice
 ) -> np.ndarray:
     row = _row_size(request.shapes[0], to_numpy_dtype(request.dtypes[0]))
     sizes = [[count * row for count in counts] for counts in splits]
@@ -107,7 +109,7 @@ def _all_to_all(
 
 
 def _reduce_scatter(
-    mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, op: Any, choice: Choice
+    mesh: Any, ranks: Any, me: Any, array: Any, shape: Any, op: Any, choice: AlgorithmChoice
 ) -> np.ndarray:
     row = math.prod(shape[1:])
     sizes = [rows * row for rows in split_rows(shape[0], len(ranks))]

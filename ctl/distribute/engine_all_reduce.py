@@ -286,7 +286,9 @@ def all_to_all(engine: Engine, rows: tf.Tensor) -> tf.Tensor:
 def network_record(strategy: tf.distribute.Strategy) -> dict[str, float]:
     """Returns the costs from which the engine selects algorithms. Empty without an engine."""
     engine = engine_of(strategy)
-    return {} if engine is None else engine.network._asdict()
+    if engine is None:
+        return {}
+    return {"latency_secs": engine.network.latency_secs, "byte_secs": engine.network.byte_secs}
 
 
 def use_recorded_network(strategy: tf.distribute.Strategy, world: Mapping[str, Any]) -> None:

@@ -114,9 +114,10 @@ def grouped_allreduce(
         default = default_name(_name_prefix, dense_tensors)
         compression = effective_compression(compression)
         packed, contexts = zip(*[compression.compress(t) for t in dense_tensors], strict=True)
-        call = Call("allreduce", "", process_set, op, prescale_factor, postscale_factor)
-        is_single = _name_prefix == "HorovodAllreduce"
-        call = replace(call, ignores_scope=ignore_name_scope, fuses=is_single)
+        call = Call(
+            "allreduce", "", process_set, op, prescale_factor, postscale_factor,
+            ignores_scope=ignore_name_scope, fuses=_name_prefix == "HorovodAllreduce",
+        )  # fmt: skip
         reduced = _allreduce_dense(call, packed, name, default)
         for i, tensor, context in zip(dense, reduced, contexts, strict=True):
             results[i] = compression.decompress(tensor, context)

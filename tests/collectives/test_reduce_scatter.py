@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from ctl.collectives import arithmetic, settings
 from ctl.collectives.reduce_scatter import reduce_scatter
+from ctl.collectives.transfer_costs import NetworkCosts
 from ctl.collectives.transports.link import CHUNK
+from exchange_records import RecordingMesh
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_threads import PROCESS_SETS, connected, run_on_ranks
@@ -64,3 +66,20 @@ def test_large_sums_of_16_bit_floats_are_rounded_once(count, dtype):
         np.testing.assert_allclose(total, exact, atol=1e-5)
     else:
         assert (total != exact.astype(np.float32).astype(dtype)).mean() < 0.001
+
+
+@pytest.mark.parametrize(
+    ("count", "num_bytes", "dtype", "latency_secs", "num_exchanges"),
+    [
+        (8, 1 << 20, np.float32, 0, 3), (8, 1 << 24, np.float32, 0, 7),
+        (8, 1 << 20, ml_dtypes.bfloat16, 0, 7),
+        (8, 1 << 24, np.float32, 0.01, 3), (5, 1 << 18, np.float32, 0, 4), (7, 1 << 16, np.float32, 0, 4),
+        (2, 1 << 20, np.float32, 0, 1),
+    ],
+)  # fmt: skip
+def test_size_dtype_and_latency_select_the_algorithm(count, num_bytes, dtype, latency_secs, num_exchanges):
+    array, mesh = np.zeros(num_bytes // np.dtype(dtype).itemsize, dtype), RecordingMesh(1, count)
+    sizes = arithmetic.split_rows(array.size, count)
+    network = NetworkCosts(latency_secs)
+    reduce_scatter(mesh, range(count), 1, array, sizes, arithmetic.SUM, network=network)
+    assert len(mesh.exchanges) == num_exchanges

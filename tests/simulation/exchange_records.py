@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from ctl.collectives import trees
+from ctl.collectives import rings, trees
 from ctl.collectives.allreduce import allreduce
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.memory import ALIGNMENT
@@ -168,7 +168,7 @@ def _unit_bytes(collective: str, algorithm: str, count: int, num_bytes: int) -> 
         return num_bytes  # its pieces have a fixed size; its arrays are not written
     if collective == "allgather" or algorithm == "doubling":
         return ALIGNMENT
-    if algorithm == "halving":
+    if (collective, algorithm) == ("allreduce", "halving"):
         return ALIGNMENT << (count.bit_length() - 1)
     return count * ALIGNMENT if count > 2 else min(num_bytes, 2 * rings.MAX_PAIR_BYTES)
 
