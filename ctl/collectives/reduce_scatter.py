@@ -33,7 +33,9 @@ def reduce_scatter(
     """
     count = len(ranks)
     if algorithm == "auto":
-        algorithm = _select(count, array.nbytes, network, is_wide=is_summed_wide(array.dtype, op))
+        algorithm = select_reduce_scatter(
+            count, array.nbytes, network, is_wide=is_summed_wide(array.dtype, op)
+        )
     if algorithm == "ring" or count == 1:
         return rings.ring_reducescatter(mesh, ranks, me, array, sizes, op)
     joined, bounds = rings.JoinedArrays([array]), rings.bounds_of(sizes)
@@ -41,8 +43,17 @@ def reduce_scatter(
     return joined.total[bounds[me] : bounds[me + 1]]
 
 
-def _select(count: int, num_bytes: int, network: NetworkCosts, *, is_wide: bool) -> str:
-    """Returns the algorithm with the shorter estimated time for `count` ranks with `num_bytes` each."""
+def select_reduce_scatter(
+    count: int, num_bytes: int, network: NetworkCosts, *, is_wide: bool = False
+) -> str:
+    """Returns the algorithm with the shorter estimated time for `count` ranks with `num_bytes` each.
+
+    Args:
+      count: Number of ranks.
+      num_bytes: Size of the array of each rank (bytes).
+      network: Costs of the network.
+      is_wide: True for sums of 16-bit floats, which halving sends as float32.
+    """
     steps = count.bit_length() - 1
     has_folds = count != 1 << steps
     ring_secs = network.exchanges(count - 1, num_bytes * (count - 1) / count, BYTE_SECS)

@@ -126,6 +126,7 @@ def test_eight_ranks_choose_the_algorithm_by_the_size(collective, size, num_exch
         ("broadcast", "ring", 6), ("broadcast", "doubling", 1),
         ("allgather", "ring", 4), ("allgather", "doubling", 3),
         ("alltoall", "ring", 4), ("alltoall", "doubling", 3),
+        ("reducescatter", "ring", 4), ("reducescatter", "halving", 4),
     ],
 )  # fmt: skip
 def test_a_rank_that_is_lost_before_any_exchange_is_an_error_on_all_others(

@@ -24,6 +24,7 @@ COLLECTIVES = {
     "allreduce": ({"op": SUM}, COUNT * ROWS),
     "broadcast": ({"root": 0}, ROWS),
     "allgather": ({}, COUNT * ROWS),
+    "reducescatter": ({"op": SUM}, ROWS),
     "alltoall": ({"splits": (ROWS // COUNT,) * COUNT}, ROWS),
 }
 

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 from ctl.collectives.allreduce import select_algorithm
+from ctl.collectives.reduce_scatter import select_reduce_scatter
 from ctl.collectives.transfer_costs import ONE_MACHINE, NetworkCosts
 from exchange_records import ALGORITHMS, record_schedule
 from measured_costs import MEMORY_COSTS, network_costs
@@ -20,8 +21,8 @@ def network(gigabits, latency_secs=25e-6):
 
 
 @functools.cache
-def seconds(algorithm, count, num_bytes, costs):
-    return simulate(record_schedule("allreduce", algorithm, count, num_bytes), costs).seconds
+def seconds(algorithm, count, num_bytes, costs, collective="allreduce"):
+    return simulate(record_schedule(collective, algorithm, count, num_bytes), costs).seconds
 
 
 def slower_choices(count, costs, network_costs=ONE_MACHINE):
@@ -57,6 +58,19 @@ def test_the_selected_algorithm_is_fast_for_a_thousand_ranks(count, gigabits):
 def test_the_costs_of_a_slow_network_select_a_fast_algorithm(count, gigabits, latency_secs):
     costs = NetworkCosts(latency_secs, 8e-9 / gigabits).rounded()
     assert not slower_choices(count, network(gigabits, latency_secs), costs)
+
+
+@pytest.mark.parametrize("count", [3, 6, 16, 48])
+@pytest.mark.parametrize("gigabits", [1, 10])
+def test_the_selected_reduce_scatter_is_fast(count, gigabits):
+    costs = NetworkCosts(25e-6, 8e-9 / gigabits).rounded()
+    for size in SIZES:
+        by_algorithm = {
+            name: seconds(name, count, size, network(gigabits), "reducescatter")
+            for name in ALGORITHMS["reducescatter"]
+        }
+        selected = select_reduce_scatter(count, size, costs)
+        assert by_algorithm[selected] <= MAX_RATIO * min(by_algorithm.values())
 
 
 def test_the_costs_of_one_machine_select_slower_ones():
