@@ -8,10 +8,12 @@ after the rendezvous.
 import contextlib
 import errno
 import queue
+import random
 import select
 import socket
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Set
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from typing import Any
 
 from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.errors import HorovodInternalError, PortInUseError
-from ctl.collectives.partners import num_connections, partners_of
+from ctl.collectives.partners import num_controls, partners_of
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import Settings
 from ctl.errors import UsageError
@@ -36,7 +38,9 @@ from ctl.io.rendezvous import (
 _PROTOCOL = 8
 _LOG_INTERVAL_SECS = 30.0
 _POLL_INTERVAL_SECS = 0.1
-_RETRY_SECS = 0.05
+_MIN_RETRY_SECS = 0.05
+_CALL_INTERVAL_SECS = 0.0005  # between two calls of rank 0 by any ranks
+_MIN_QUEUED_CALLS = 128  # calls that the queue of a listening socket holds also with older kernels
 
 
 @dataclass
@@ -57,6 +61,42 @@ class Connections:
         """Closes all connections."""
         for sock in (self.control, *self.peers.values(), *self.accepted.values()):
             sock.close()
+
+
+def list_calls(rank: int, peers: Set[int], *, is_late: bool = False) -> list[tuple[str, int]]:
+    """Returns the connections that a rank requests, in order: role "control" or "peer", and called rank.
+
+    Args:
+      rank: The rank.
+      peers: Ranks to which it connects. The higher ones call it.
+      is_late: True for connections after the start, without one to the coordinator on rank 0.
+    """
+    calls = [("peer", peer) for peer in sorted(peers) if peer < rank]
+    return calls if is_late or rank == 0 else [("control", 0), *calls]
+
+
+def max_pause_secs(role: str, count: int) -> float:
+    """Returns the maximum pause of a caller (seconds).
+
+    All ranks call rank 0, at most 2,000 times per second together while it does not listen.
+
+    Args:
+      role: Role of the connection, as in `list_calls`.
+      count: Number of ranks.
+    """
+    return max(_MIN_RETRY_SECS, count * _CALL_INTERVAL_SECS) if role == "control" else _MIN_RETRY_SECS
+
+
+def max_delay_secs(count: int) -> float:
+    """Returns the maximum delay of the first call of rank 0 (seconds).
+
+    Many ranks that start at the same time must not fill the queue of the listening socket, because the
+    kernel then repeats their calls after a second or more.
+
+    Args:
+      count: Number of ranks.
+    """
+    return max(0, count - _MIN_QUEUED_CALLS) * _CALL_INTERVAL_SECS
 
 
 def connect_ranks(
@@ -130,7 +170,7 @@ class _Rendezvous:
         self.peers: dict[int, socket.socket] = {}
         self.accepted: dict[int, socket.socket] = {}
         self.control: socket.socket | None = None
-        check_descriptors(len(peers) if is_late else num_connections(ranks.rank, ranks.size))
+        check_descriptors(len(peers), 0 if is_late else num_controls(ranks.rank, ranks.size))
         self._call_error = ""  # error of the latest connection attempt
         self._listener = Listener(
             server or self._create_listening_socket(), self._endpoint(ranks.rank), self._check_claim
@@ -154,12 +194,11 @@ class _Rendezvous:
     def _connect_all(self) -> None:
         """Connects to the lower ranks and accepts the connections of the higher ones."""
         rank = self._ranks.rank
-        calls = [("peer", peer) for peer in sorted(self._expected_peers) if peer < rank]
-        if not self._is_late:
-            if rank == 0:
-                self.accepted[0], self.control = socket.socketpair()
-            else:
-                calls.insert(0, ("control", 0))
+        calls = list_calls(rank, self._expected_peers, is_late=self._is_late)
+        if rank == 0 and not self._is_late:
+            self.accepted[0], self.control = socket.socketpair()
+        elif not self._is_late:
+            time.sleep(random.SystemRandom().uniform(0, max_delay_secs(self._ranks.size)))
         caller: Caller | None = None
         while not self._is_complete():
             if calls:
@@ -228,7 +267,8 @@ class _Rendezvous:
     def _create_caller(self, role: str, rank: int) -> Caller:
         claim = {"role": role, "rank": self._ranks.rank, **self._common_claim()}
         address = split_address(self._ranks.addresses[rank])
-        return Caller(address, self._endpoint(rank), claim, pause_secs=_RETRY_SECS)
+        pause_secs = max_pause_secs(role, self._ranks.size)
+        return Caller(address, self._endpoint(rank), claim, pause_secs=pause_secs)
 
     def _connect(self, caller: Caller, rank: int) -> socket.socket | None:
         try:

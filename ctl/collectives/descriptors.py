@@ -11,13 +11,19 @@ import resource
 
 from ctl.errors import UsageError
 
-_PER_CONNECTION = 4  # connection, memory file and two temporary descriptors
+_PER_LINK = 4  # connection, memory file and two temporary descriptors
+_MIN_PROPOSAL = 4096
 _PER_PROCESS = 10  # listener, socket pairs, handshakes in flight
 
 
-def check_descriptors(num_connections: int) -> None:
-    """Raises UsageError if this process cannot open the files that connections to other ranks need."""
-    count = _PER_CONNECTION * (num_connections + 1) + _PER_PROCESS
+def check_descriptors(num_links: int, num_controls: int) -> None:
+    """Raises UsageError if this process cannot open the files that connections to other ranks need.
+
+    Args:
+      num_links: Number of links for data.
+      num_controls: Number of connections to the coordinator, or of the coordinator.
+    """
+    count = _PER_LINK * (num_links + 1) + num_controls + _PER_PROCESS
     with contextlib.ExitStack() as opened:
         try:
             for _ in range(count):
@@ -28,7 +34,7 @@ def check_descriptors(num_connections: int) -> None:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             scope = f"`ulimit -n` is {limit}" if e.errno == errno.EMFILE else "the limit of this machine"
             raise UsageError(
-                f"this process cannot open the {count} additional files that {num_connections} "
-                f"connections to other ranks need ({scope}). Raise the limit, for example with "
-                "`ulimit -n 4096`."
+                f"this process cannot open the {count} additional files that "
+                f"{num_links + num_controls} connections to other ranks need ({scope}). Raise the limit, "
+                f"for example with `ulimit -n {max(_MIN_PROPOSAL, 2 * count)}`."
             ) from None

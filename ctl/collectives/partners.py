@@ -24,9 +24,9 @@ def partners_of(count: int) -> tuple[frozenset[int], ...]:
     return tuple(frozenset(ranks) for ranks in partners)
 
 
-def num_connections(rank: int, count: int) -> int:
-    """Returns the number of connections of a rank at the start, with those to the coordinator on rank 0."""
-    return len(partners_of(count)[rank]) + (1 if rank else count - 1)
+def num_controls(rank: int, count: int) -> int:
+    """Returns the number of connections of a rank to the coordinator, or of the coordinator on rank 0."""
+    return 1 if rank else count
 
 
 def active_rank(index: int, count: int) -> int:

@@ -28,7 +28,7 @@ from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.engine import Engine
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.failures import create_exception
-from ctl.collectives.partners import num_connections
+from ctl.collectives.partners import num_controls, partners_of
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import read_settings
 from ctl.collectives.transfer_costs import NetworkCosts
@@ -115,7 +115,8 @@ def connect_engine(topology: Topology, limits: PeerLimits, communication: str = 
 def _check_descriptors_of_all(topology: Topology, group: int) -> None:
     """Raises UsageError on all workers with the message of the first one that cannot open enough files."""
     try:
-        check_descriptors(num_connections(topology.worker_index, topology.num_workers))
+        rank, count = topology.worker_index, topology.num_workers
+        check_descriptors(len(partners_of(count)[rank]), num_controls(rank, count))
         message = ""
     except UsageError as e:
         message = f"worker {topology.worker_index}: {e}"

@@ -25,22 +25,23 @@ import hashlib
 import hmac
 import json
 import os
-import resource
 import secrets
 import selectors
 import socket
 import struct
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ctl.io.handshake_limit import MIN_HANDSHAKE_SECS, HandshakeLimit
+from ctl.io.tcp_options import set_tcp_options
+
 SECRET_VARIABLE = "CTL_HVD_SECRET"
 PROOF_SECS = 5.0
-PEER_TIMEOUT_SECS = 60.0
 MAX_CLAIM_BYTES = 512
 MAX_PENDING_CALLERS = 256
+MAX_ACCEPTS = 64  # in one call of `Listener.accept_callers`
 
 _MAGIC = b"ctl-1\r\n\0"
 _NONCE_BYTES = 32
@@ -50,7 +51,6 @@ _FIRST_BYTES = len(_MAGIC) + _NONCE_BYTES
 _HEAD_BYTES = _FIRST_BYTES + _LENGTH.size
 _MAX_VERDICT_BYTES = 2048
 _MAX_REASON_LENGTH = 400  # characters
-_MAX_ACCEPTS = 64  # in one call
 _FULL_SECS = 0.05  # pause when no file descriptor is free
 
 
@@ -108,28 +108,11 @@ def job_secret(environ: Mapping[str, str] = os.environ) -> bytes:
     return environ.get(SECRET_VARIABLE, "").encode()
 
 
-def _set_options(connection: socket.socket) -> socket.socket:
-    """Disables delays of small messages and enables the detection of a dead peer within a minute."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {
-        "TCP_KEEPIDLE": 10,
-        "TCP_KEEPINTVL": 5,
-        "TCP_KEEPCNT": 4,
-        "TCP_USER_TIMEOUT": int(1000 * PEER_TIMEOUT_SECS),
-    }
-    for name, value in options.items():
-        if hasattr(socket, name):
-            with contextlib.suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return connection
-
-
 class Listener:
     """A listener that authenticates callers concurrently. Not thread-safe.
 
-    Silent, slow and invalid callers do not delay other callers. Each caller must authenticate within
-    `PROOF_SECS`. If there are more than `MAX_PENDING_CALLERS`, the oldest one is disconnected.
+    Each caller must authenticate within `PROOF_SECS`. At most `MAX_PENDING_CALLERS` do so at the same time
+    (`handshake_limit.py`); further callers wait in the kernel's queue of this socket.
 
     Args:
       server: A listening socket, which this object closes.
@@ -147,18 +130,17 @@ class Listener:
         self._server = server
         self._endpoint = endpoint
         self._judge = judge
-        self._pending: OrderedDict[socket.socket, _PendingCaller] = OrderedDict()  # oldest first
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._max_pending = MAX_PENDING_CALLERS if soft < 0 else max(8, min(MAX_PENDING_CALLERS, soft // 4))
+        self._pending: dict[socket.socket, _PendingCaller] = {}
+        self._limit: HandshakeLimit[socket.socket] = HandshakeLimit(MAX_PENDING_CALLERS)
         self._selector = selectors.DefaultSelector()
+        self._is_polled = False  # the listening socket
         server.setblocking(False)
-        self._selector.register(server, selectors.EVENT_READ)
+        self._poll_server()
 
     @property
     def address(self) -> tuple[str, int]:
         """IP address and port of the listening socket."""
-        host, port = self._server.getsockname()[:2]
-        return host, port
+        return self._server.getsockname()[:2]
 
     def accept_callers(self, wait_secs: float = 0.0) -> list[tuple[socket.socket, dict[str, Any]]]:
         """Returns the blocking socket and the claim of each newly authenticated caller.
@@ -167,6 +149,8 @@ class Listener:
           wait_secs: Maximum time to wait for data (seconds).
         """
         accepted = []
+        self._poll_server()
+        wait_secs = wait_secs if self._is_polled else min(wait_secs, MIN_HANDSHAKE_SECS)
         for key, _ in self._selector.select(wait_secs):
             if key.fileobj is self._server:
                 self._accept()
@@ -178,15 +162,15 @@ class Listener:
                 if caller.has_proven():
                     claim = caller.send_verdict(self._judge)
                     self._release(caller.socket)
-                    accepted.append((_set_options(caller.socket), claim))
+                    accepted.append((set_tcp_options(caller.socket), claim))
             except _RefusalSentError:
                 self._release(caller.socket)
                 caller.socket.close()  # without a reset, which could discard the verdict
             except _UnauthenticatedError:
                 self._drop(caller.socket)
-        time_secs = time.monotonic()
-        while self._pending and next(iter(self._pending.values())).deadline_secs <= time_secs:
-            self._drop(next(iter(self._pending)))
+        for connection in self._limit.list_overdue(time.monotonic(), PROOF_SECS):
+            self._drop(connection)
+        self._poll_server()
         return accepted
 
     def fileno(self) -> int:
@@ -200,20 +184,36 @@ class Listener:
         self._selector.close()
         self._server.close()
 
+    def _poll_server(self) -> None:
+        """Polls the listening socket while a further handshake may start."""
+        has_place = self._limit.has_place(time.monotonic())
+        if has_place and not self._is_polled:
+            self._selector.register(self._server, selectors.EVENT_READ)
+        elif self._is_polled and not has_place:
+            self._selector.unregister(self._server)
+        self._is_polled = has_place
+
     def _accept(self) -> None:
-        for _ in range(_MAX_ACCEPTS):
+        for _ in range(MAX_ACCEPTS):
+            now_secs = time.monotonic()
+            if not self._limit.has_place(now_secs):
+                return
             try:
                 connection, address = self._server.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
                 return
             except OSError:  # no file descriptor is free
-                if self._pending:
-                    self._drop(next(iter(self._pending)))
+                overdue = self._limit.list_overdue(now_secs, MIN_HANDSHAKE_SECS)
+                if overdue:
+                    self._drop(overdue[0])
+                elif self._pending:
+                    self._limit.pause()
                 else:
                     time.sleep(_FULL_SECS)
                 return
-            if len(self._pending) >= self._max_pending:
-                self._drop(next(iter(self._pending)))
+            replaced = self._limit.add(connection, now_secs)
+            if replaced is not None:
+                self._drop(replaced)
             caller = _PendingCaller(connection, str(address[0]), self._endpoint)
             self._pending[connection] = caller
             self._selector.register(connection, selectors.EVENT_READ)
@@ -232,6 +232,7 @@ class Listener:
 
     def _release(self, connection: socket.socket) -> None:
         del self._pending[connection]
+        self._limit.remove(connection)
         with contextlib.suppress(KeyError, ValueError, OSError):
             self._selector.unregister(connection)
 
@@ -250,7 +251,6 @@ class _PendingCaller:
     def __init__(self, connection: socket.socket, address: str, endpoint: Endpoint):
         self.socket = connection
         self.address = address
-        self.deadline_secs = time.monotonic() + PROOF_SECS
         self._endpoint = endpoint
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._received = b""
@@ -342,7 +342,7 @@ def connect(
     try:
         _authenticate(connection, endpoint, text, time.monotonic() + timeout_secs)
         connection.settimeout(None)
-        return _set_options(connection)
+        return set_tcp_options(connection)
     except TimeoutError:
         connection.close()
         message = f"it did not prove within {timeout_secs:g} s that it belongs to this job"

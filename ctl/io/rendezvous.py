@@ -12,9 +12,10 @@ chief before TensorFlow starts (`ctl.distribute.startup_barrier`).
 """
 
 import contextlib
+import random
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ctl.io.authenticated_channel import (
@@ -130,6 +131,22 @@ class Deadline:
         return True
 
 
+def growing_pauses(max_pause_secs: float, uniform: Callable[[], float]) -> Iterator[float]:
+    """Yields the pauses between the calls of one process (seconds).
+
+    They double up to the maximum. Processes that start at the same time and call the same listener have
+    different pauses.
+
+    Args:
+      max_pause_secs: Maximum (seconds). The first pause is at most a sixteenth of it.
+      uniform: Returns a random number from 0 to 1.
+    """
+    pause_secs = max_pause_secs / 16
+    while True:
+        yield pause_secs * (1 + uniform()) / 2
+        pause_secs = min(2 * pause_secs, max_pause_secs)
+
+
 class Caller:
     """A caller of a listener, with retries and backoff.
 
@@ -151,7 +168,7 @@ class Caller:
         self._endpoint = endpoint
         self._claim = claim
         self._max_pause_secs = pause_secs
-        self._pause_secs = pause_secs / 16  # all processes start at the same time
+        self._pauses = growing_pauses(pause_secs, random.SystemRandom().random)  # not the user's numbers
 
     def call(self, timeout_secs: float) -> socket.socket | None:
         """Connects once. Returns an authenticated connection, or None after a temporary failure.
@@ -176,6 +193,5 @@ class Caller:
         return None
 
     def pause(self) -> None:
-        """Sleeps before the next call. The duration doubles up to the maximum."""
-        time.sleep(self._pause_secs)
-        self._pause_secs = min(2 * self._pause_secs, self._max_pause_secs)
+        """Sleeps before the next call (`growing_pauses`)."""
+        time.sleep(next(self._pauses))

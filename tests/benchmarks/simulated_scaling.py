@@ -5,8 +5,8 @@
 Efficiency is the share of linear speed. Each worker has its own machine with one CPU core like those of
 this machine. A step takes the CPU time of one worker without sums, measured here, and the simulated time
 of an all-reduce of the gradients (`tests/simulation/`) with the algorithm that `ctl` selects and the costs
-of `measured_costs.py`. Latency and rates are assumed. Sums do not overlap with the computation, and do not
-pass through rank 0.
+of `measured_costs.py`. Latency and rates are assumed. Sums do not overlap with the computation. They are
+repeated without rank 0, except for the method `negotiated`.
 """
 
 import functools
@@ -21,6 +21,7 @@ from pathlib import Path
 import communication
 from absl import app, flags
 from ctl.collectives.allreduce import select_algorithm
+from ctl.collectives.transfer_costs import NetworkCosts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "simulation"))
 
@@ -32,8 +33,12 @@ _STEPS = flags.DEFINE_integer("steps", 30, "Steps of a measurement.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Measurements of the computation.")
 _PLOT = flags.DEFINE_string("plot", "", "Path of a chart (requires matplotlib).")
 _WORKERS = flags.DEFINE_list("workers", ["8", "64", "1024", "4096"], "Numbers of workers in the table.")
+_STEP_MS = flags.DEFINE_list("step_ms", [], "MODEL:MS of earlier measurements. Empty: measure all models.")
 MODELS = {"cnn": 2_770_634, "deep": 24_949_690}  # parameters
-METHODS = {"float32": ("float32", 1), "bfloat16": ("bfloat16", 1), "sync_every=16": ("float32", 16)}
+METHODS = {  # dtype, steps per sum, whether rank 0 negotiates each sum
+    "float32": ("float32", 1, False), "bfloat16": ("bfloat16", 1, False),
+    "sync_every=16": ("float32", 16, False), "negotiated": ("float32", 1, True),
+}  # fmt: skip
 GIGABITS = (1, 10, 100)
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _LATENCY_SECS = 25e-6  # assumed for one hop in a data centre
@@ -52,22 +57,21 @@ def measure_step(model: str) -> float:
     return statistics.median(times)
 
 
-@functools.cache
-def record_selected(dtype: str, workers: int, num_bytes: int):
-    """Returns the schedule of the algorithm that `ctl` selects, and its CPU costs."""
-    algorithm = select_algorithm(workers, num_bytes)
-    schedule = record_schedule("allreduce", algorithm, workers, num_bytes, dtype)
-    return schedule, network_costs(algorithm, dtype)
+record_cached = functools.cache(record_schedule)
 
 
 def efficiency(step_secs: float, model: str, gigabits: float, method: str, workers: int) -> float:
     """Returns the share of linear speed."""
-    dtype, steps_per_sum = METHODS[method]
+    dtype, steps_per_sum, is_negotiated = METHODS[method]
     if workers == 1:
         return 1.0
-    schedule, costs = record_selected(dtype, workers, MODELS[model] * _ITEM_BYTES[dtype])
-    wire = {"latency_secs": _LATENCY_SECS, "wire_byte_secs": 8e-9 / gigabits}
-    sum_secs = simulate(schedule, Costs(**costs, **wire)).seconds
+    num_bytes = MODELS[model] * _ITEM_BYTES[dtype]
+    network = NetworkCosts(_LATENCY_SECS, 8e-9 / gigabits)
+    algorithm = select_algorithm(workers, num_bytes, network.rounded())
+    schedule = record_cached("allreduce", algorithm, workers, num_bytes, dtype)
+    wire = {"latency_secs": network.latency_secs, "wire_byte_secs": network.byte_secs}
+    costs = Costs(**network_costs(algorithm, dtype), **wire)
+    sum_secs = simulate(schedule, costs, is_negotiated=is_negotiated).seconds
     return step_secs / (step_secs + sum_secs / steps_per_sum)
 
 
@@ -96,11 +100,12 @@ def plot(step_secs: float, path: str) -> None:
 def main(_: list[str]) -> None:
     if _PLOT.value:
         import matplotlib  # noqa: F401  fails before the measurements
-    step_secs = {model: measure_step(model) for model in MODELS}
+    step_secs = {name: float(ms) / 1e3 for name, ms in (text.split(":") for text in _STEP_MS.value)}
+    step_secs = step_secs or {model: measure_step(model) for model in MODELS}
     print("CPU per step:", ", ".join(f"{name} {1e3 * secs:.1f} ms" for name, secs in step_secs.items()))
     counts = [*map(int, _WORKERS.value)]
     print(f"{'model':6}{'Gbit/s':>7}  {'method':14}", *(f"{n:>7,}" for n in counts))
-    for model, method, gigabits in itertools.product(MODELS, METHODS, GIGABITS):
+    for model, method, gigabits in itertools.product(step_secs, METHODS, GIGABITS):
         shares = [100 * efficiency(step_secs[model], model, gigabits, method, n) for n in counts]
         print(f"{model:6}{gigabits:7}  {method:14}", *(f"{share:6.0f}%" for share in shares))
     if _PLOT.value:

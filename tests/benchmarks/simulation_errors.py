@@ -6,19 +6,21 @@ Measures the CPU time per call like `collective_scaling.py`, the mean of the ran
 coordinates. The time of a rank is the minimum of the rounds, because other work increases it. Fits the
 `Costs` of `tests/simulation/virtual_clock.py` to the measurements with `--fitted_ranks` by least squares of
 relative errors, and prints measured and simulated times of all. `--measurements=PATH,...` stores the
-measurements in the first file. If files exist, it uses the minimum of a case in them instead.
+measurements in the first file. If files exist, it uses the minimum of a case in them instead. `repeated` is
+the algorithm that `ctl` selects, without requests to rank 0; the other algorithms contain them.
 """
 
 import dataclasses
 import json
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import collective_scaling
 import numpy as np
 from absl import app, flags
+from ctl.collectives.allreduce import select_algorithm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "simulation"))
 
@@ -27,12 +29,13 @@ from virtual_clock import Costs, simulate
 
 FLAGS = flags.FLAGS
 _FITTED_RANKS = flags.DEFINE_list("fitted_ranks", ["2", "4", "8"], "Numbers of ranks for the fit.")
-_COMPARED = flags.DEFINE_list("compared", [*ALGORITHMS["allreduce"]], "Algorithms.")
+_COMPARED = flags.DEFINE_list("compared", [*ALGORITHMS["allreduce"], "repeated"], "Algorithms.")
 _MEASUREMENTS = flags.DEFINE_list("measurements", [], "Files of the measurements (JSON).")
 _MAX_INLINE_BYTES = 128 << 10  # of all ranks; the engine sends smaller vectors to rank 0
 _GOAL = 0.2  # error
 _UNIT_COSTS = {  # one of them is 1
     "call": Costs(call_secs=1),
+    "request": Costs(request_secs=1),
     "exchange": Costs(exchange_secs=1),
     "moved byte": Costs(sent_byte_secs=1, stored_byte_secs=1),
     "reduced byte": Costs(reduced_byte_secs=1),
@@ -57,16 +60,19 @@ def measure_cases(counts: list[int], sizes: list[int]) -> dict[Case, float]:
     return secs_by_case
 
 
-def cpu_features(case: Case, dtype: str) -> list[float]:
-    """Returns the factors of the costs in the CPU time of a call, the mean of the ranks except rank 0."""
+def simulate_case(case: Case, all_costs: Iterable[Costs], dtype: str) -> list[float]:
+    """Returns the CPU time of a call, the mean of the ranks except rank 0, for each of the costs."""
     algorithm, count, size = case
-    schedule = record_schedule("allreduce", algorithm, count, size, dtype)
-    return [float(simulate(schedule, unit).cpu_secs[1:].mean()) for unit in _UNIT_COSTS.values()]
+    is_negotiated = algorithm != "repeated"
+    selected = algorithm if is_negotiated else select_algorithm(count, size)
+    schedule = record_schedule("allreduce", selected, count, size, dtype)
+    simulated = [simulate(schedule, costs, is_negotiated=is_negotiated) for costs in all_costs]
+    return [float(one.cpu_secs[1:].mean()) for one in simulated]
 
 
 def fit_costs(secs_by_case: Mapping[Case, float], dtype: str) -> Costs:
     """Fits non-negative costs."""
-    rows = np.array([cpu_features(case, dtype) for case in secs_by_case])
+    rows = np.array([simulate_case(case, _UNIT_COSTS.values(), dtype) for case in secs_by_case])
     rows /= np.array([*secs_by_case.values()])[:, None]
     columns = list(range(rows.shape[1]))
     while True:
@@ -74,9 +80,10 @@ def fit_costs(secs_by_case: Mapping[Case, float], dtype: str) -> Costs:
         if values.min() >= 0:
             break
         columns.remove(columns[int(np.argmin(values))])
-    call, exchange, moved, reduced, copied = np.bincount(columns, values, rows.shape[1])
+    call, request, exchange, moved, reduced, copied = np.bincount(columns, values, rows.shape[1])
     return Costs(
         call_secs=call,
+        request_secs=request,
         exchange_secs=exchange,
         sent_byte_secs=moved,
         stored_byte_secs=moved,
@@ -91,8 +98,7 @@ def report(secs_by_case: Mapping[Case, float], costs: Costs, fitted: list[int], 
     print(f"{'ranks':>5} {'bytes':>10} {'algorithm':>9} {'measured':>9} {'simulated':>9} {'error':>6}")
     errors: dict[str, list[float]] = {"fitted": [], "not fitted": []}
     for (algorithm, count, size), secs in sorted(secs_by_case.items(), key=lambda item: item[0][1:]):
-        schedule = record_schedule("allreduce", algorithm, count, size, dtype)
-        simulated_secs = simulate(schedule, costs).cpu_secs[1:].mean()
+        (simulated_secs,) = simulate_case((algorithm, count, size), [costs], dtype)
         error, use = simulated_secs / secs - 1, "fitted" if count in fitted else "not fitted"
         errors[use].append(abs(error))
         times = f"{1e3 * secs:9.3f} {1e3 * simulated_secs:9.3f}"

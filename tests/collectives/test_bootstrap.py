@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import os
+import resource
 import socket
 import threading
 import time
@@ -11,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from conftest import TIMEOUT_SECS, free_ports
 from ctl.collectives import bootstrap, ranks
+from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.settings import Settings
 from ctl.errors import UsageError
@@ -118,6 +121,37 @@ def test_a_rank_is_not_taken_for_another_one():
         wrong_ranks = ranks.build_ranks([addresses[0], addresses[0], addresses[2]], 2)
         with pytest.raises(HorovodInternalError, match="waits for rank 1"):
             bootstrap.connect_ranks(wrong_ranks, Settings(secret=SECRET, start_timeout=3.0))
+
+
+def test_a_rank_calls_the_coordinator_and_then_its_lower_peers():
+    assert bootstrap.list_calls(5, {7, 4, 0}) == [("control", 0), ("peer", 0), ("peer", 4)]
+    assert bootstrap.list_calls(5, {7, 4, 0}, is_late=True) == [("peer", 0), ("peer", 4)]
+    assert bootstrap.list_calls(0, {1, 2}) == bootstrap.list_calls(0, {1, 2}, is_late=True) == []
+
+
+@pytest.mark.parametrize("count", [2, 100, 1024, 4096])
+def test_calls_of_all_ranks_to_a_coordinator_that_does_not_listen_are_limited(count):
+    assert count / bootstrap.max_pause_secs("control", count) <= 2000
+    assert bootstrap.max_pause_secs("peer", count) == bootstrap.max_pause_secs("control", 2) == 0.05
+    assert bootstrap.max_delay_secs(count) == (0 if count <= 128 else (count - 128) / 2000)
+
+
+@pytest.mark.parametrize(("num_links", "num_controls"), [(9, 25), (1, 57)])
+def test_files_for_the_connections_of_a_rank_are_checked(num_links, num_controls):
+    """A link needs four files, a connection to the coordinator one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_free = 4 * (num_links + 1) + num_controls + 10
+    with contextlib.ExitStack() as opened:
+        for _ in range(400):  # no lower descriptor remains free
+            highest = os.open(os.devnull, os.O_RDONLY)
+            opened.callback(os.close, highest)
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + num_free, hard))
+        check_descriptors(num_links, num_controls)
+        with pytest.raises(UsageError, match=rf"{num_free + 1} additional files .* `ulimit -n 4096`"):
+            check_descriptors(num_links, num_controls + 1)
+        with pytest.raises(UsageError, match=r"`ulimit -n 10\d\d\d`"):
+            check_descriptors(num_links, 5000)
 
 
 def test_a_silent_listener_does_not_block_a_rank(monkeypatch):

@@ -1,7 +1,6 @@
 """Authentication of callers: invalid bytes, order, reflection, replay and many unauthenticated callers."""
 
 import contextlib
-import errno
 import random
 import resource
 import socket
@@ -13,6 +12,7 @@ import pytest
 from conftest import TIMEOUT_SECS
 from ctl.io import authenticated_channel as channel
 from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, Listener, UnprovenError, connect
+from ctl.io.tcp_options import PEER_TIMEOUT_SECS
 from strangers import LINES, MAGIC, crowd
 
 SECRET = b"known to this job only"
@@ -101,7 +101,7 @@ def test_both_sides_can_send_bytes_after_the_proof():
         assert connection.recv(15) == b"after the proof"
         assert server.wait_for_claims(1) == [{"rank": 3}]
         seconds = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000
-        assert seconds == channel.PEER_TIMEOUT_SECS
+        assert seconds == PEER_TIMEOUT_SECS
 
 
 @pytest.mark.parametrize("other", [
@@ -323,40 +323,6 @@ def test_the_length_of_a_too_long_claim_closes_the_connection(monkeypatch):
         with pytest.raises(ConnectionError):
             if raw.recv(4096) == b"":
                 raise ConnectionError
-
-
-class FullSocket(socket.socket):
-    """A listening socket that has no file descriptor for callers while `is_full` is set."""
-
-    is_full = False
-
-    def accept(self):
-        if self.is_full:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return super().accept()
-
-
-def test_without_a_free_descriptor_the_oldest_pending_caller_is_disconnected():
-    server = FullSocket()
-    server.bind(("127.0.0.1", 0))
-    server.listen()
-    listener = Listener(server, ENDPOINT)
-    with socket.create_connection(server.getsockname()), contextlib.closing(listener):
-        listener.accept_callers(TIMEOUT_SECS)
-        server.is_full = True
-        with socket.create_connection(server.getsockname()):
-            for _ in range(3):  # the second time no caller is pending
-                assert listener.accept_callers(TIMEOUT_SECS) == []
-            assert listener.refused == 1
-            server.is_full = False
-            with ThreadPoolExecutor() as pool:
-                caller = pool.submit(connect, server.getsockname(), ENDPOINT, {"rank": 1}, TIMEOUT_SECS)
-                accepted, deadline_secs = [], time.monotonic() + TIMEOUT_SECS
-                while not accepted and time.monotonic() < deadline_secs:
-                    accepted = listener.accept_callers(0.05)
-                caller.result(TIMEOUT_SECS).close()
-            assert [claim for _, claim in accepted] == [{"rank": 1}]
-            accepted[0][0].close()
 
 
 @pytest.mark.parametrize("verdict", [None, b"[" * 2000, b"5", b"{"])

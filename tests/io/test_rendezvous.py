@@ -1,11 +1,19 @@
 """Addresses, listening sockets, and the backoff of deadlines and callers."""
 
+import itertools
 import socket
 
 import pytest
 from conftest import free_ports
 from ctl.io.authenticated_channel import Endpoint, Listener
-from ctl.io.rendezvous import Caller, Deadline, listener_sentence, listening_socket, split_address
+from ctl.io.rendezvous import (
+    Caller,
+    Deadline,
+    growing_pauses,
+    listener_sentence,
+    listening_socket,
+    split_address,
+)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +84,16 @@ def test_a_refused_call_has_a_reason_and_a_backoff(monkeypatch):
         assert caller.call(1.0) is None
         caller.pause()
     assert caller.failure == "Connection refused"
-    assert pauses == [0.0125, 0.025, 0.05, 0.1, 0.2, 0.2]
+    longest = [0.0125, 0.025, 0.05, 0.1, 0.2, 0.2]
+    assert all(secs / 2 <= pause <= secs for pause, secs in zip(pauses, longest, strict=True))
+
+
+def test_pauses_double_and_differ_between_callers():
+    longest, shortest = [growing_pauses(0.2, lambda value=value: value) for value in (1.0, 0.0)]
+    assert [*itertools.islice(longest, 6)] == [0.0125, 0.025, 0.05, 0.1, 0.2, 0.2]
+    assert [*itertools.islice(shortest, 6)] == [0.00625, 0.0125, 0.025, 0.05, 0.1, 0.1]
+    ports, pauses = free_ports(2), []
+    for port in ports:
+        caller = Caller(("127.0.0.1", port), Endpoint(b"", "test", "nobody"), {}, pause_secs=1e-6)
+        pauses.append([*itertools.islice(caller._pauses, 20)])
+    assert pauses[0] != pauses[1]

@@ -28,6 +28,8 @@ class Costs:
       stored_byte_secs: CPU time of a byte that is received and stored.
       copied_byte_secs: CPU time of a byte that is copied within a rank.
       call_secs: CPU time of a collective besides its exchanges.
+      request_secs: CPU time of a rank for its request to rank 0 and the response.
+      coordinator_secs: CPU time of rank 0 for the request of one rank and the response.
       latency_secs: Time from the last byte of a message until it has arrived.
       wire_byte_secs: Inverse of the bandwidth of the network.
       jitter: Each exchange takes an exponentially distributed addition to its CPU time and latency, with
@@ -40,6 +42,8 @@ class Costs:
     stored_byte_secs: float = 0.0
     copied_byte_secs: float = 0.0
     call_secs: float = 0.0
+    request_secs: float = 0.0
+    coordinator_secs: float = 0.0
     latency_secs: float = 0.0
     wire_byte_secs: float = 0.0
     jitter: float = 0.0
@@ -64,7 +68,12 @@ class Simulated:
 
 
 def simulate(
-    schedule: Schedule, costs: Costs, *, slowdowns: Mapping[int, float] | None = None, seed: int = 0
+    schedule: Schedule,
+    costs: Costs,
+    *,
+    is_negotiated: bool = False,
+    slowdowns: Mapping[int, float] | None = None,
+    seed: int = 0,
 ) -> Simulated:
     """Executes a schedule. All ranks start at time 0.
 
@@ -73,6 +82,7 @@ def simulate(
     Args:
       schedule: Exchanges of all ranks.
       costs: Costs of each rank and of the network.
+      is_negotiated: True if rank 0 has to schedule the collective, False for a repetition without rank 0.
       slowdowns: Rank -> factor of its CPU time.
       seed: Seed of the jitter.
 
@@ -83,6 +93,8 @@ def simulate(
       RuntimeError: If ranks wait for each other in a cycle.
     """
     execution = _Execution(schedule, costs, slowdowns or {}, np.random.default_rng(seed))
+    if is_negotiated:
+        execution.negotiate()
     waiting = np.arange(schedule.count)
     waiting = waiting[execution.num_steps > 0]
     execution.send(waiting)
@@ -121,6 +133,23 @@ class _Execution:
         self._sent_at = np.zeros(count)  # CPU time before the message, end of the fixed part
         self._free_at, self._received_at = np.zeros(count), np.zeros(count)  # the network interface
         self._arrivals = np.empty((schedule.sent.shape[1], count))  # of the messages sent in a step
+
+    def negotiate(self) -> None:
+        """Delays all ranks by their requests to rank 0 and the responses, before the first exchange.
+
+        Rank 0 receives the requests in the order of their arrival, and sends the responses in the
+        reverse order of ranks (`Coordinator`). Both take the same time.
+        """
+        costs, count = self._costs, self._schedule.count
+        request_secs = self._factors * costs.request_secs
+        each_secs = self._factors[0] * costs.coordinator_secs
+        latencies = np.where(np.arange(count) > 0, costs.latency_secs, 0.0)
+        received_at = np.sort(request_secs / 2 + latencies)
+        agreed_at = (received_at + np.arange(count, 0, -1) * each_secs / 2).max()
+        sent_at = agreed_at + np.arange(count, 0, -1) * each_secs / 2
+        self.clocks += sent_at + latencies + request_secs / 2
+        self.cpu_secs += request_secs
+        self.cpu_secs[0] += count * each_secs
 
     def send(self, ranks: np.ndarray) -> None:
         """Starts the next exchange of some ranks."""
