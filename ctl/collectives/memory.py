@@ -71,7 +71,7 @@ def _allocate(size: int) -> np.ndarray:
 
 
 def _aligned_view(owner: np.ndarray, size: int) -> np.ndarray:
-    start = -owner.ctypes.data % ALIGNMENT
+    start = -owner.__array_interface__["data"][0] % ALIGNMENT
     return owner[start : start + size]
 
 

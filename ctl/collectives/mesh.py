@@ -14,6 +14,7 @@ from ctl.collectives.transports.link import Consume, Link, connect_links
 from ctl.collectives.transports.registry import create_transport
 
 _WAKE_SECS = 1.0
+_MIN_POLLS = 10  # polls before this thread sleeps; it wakes up later than most small messages arrive
 _SPINS = 200  # polls without progress before this process sleeps between polls
 _PAUSE_SECS = 1e-4
 
@@ -114,13 +115,14 @@ class Mesh:
             poller = self._poller(links)
             initial_needs = {k: (k.needs_read, k.needs_write) for k in links}
             while initial_needs == {k: (k.needs_read, k.needs_write) for k in links}:
-                is_idle = not self._transfer(links, poller, 0.0 if is_polled else _WAKE_SECS)
-                if is_idle:
+                waits = not is_polled and num_idle_polls >= _MIN_POLLS
+                is_idle = not self._transfer(links, poller, _WAKE_SECS if waits else 0.0)
+                num_idle_polls = num_idle_polls + 1 if is_idle else 0
+                if is_idle and (waits or is_polled):
                     warned_at = self._check_stall(
                         warned_at, destination if receiver.is_received else source
                     )
                 if is_polled:
-                    num_idle_polls = num_idle_polls + 1 if is_idle else 0
                     time.sleep(0.0 if num_idle_polls < _SPINS else _PAUSE_SECS)
 
     def _transfer(self, links: set[Link], poller: select.poll, wait_secs: float) -> bool:
