@@ -14,7 +14,8 @@ from ctl.collectives.transports.link import Consume, Link, connect_links
 from ctl.collectives.transports.registry import create_transport
 
 _WAKE_SECS = 1.0
-_MIN_POLLS = 10  # polls before this thread sleeps; it wakes up later than most small messages arrive
+_MIN_POLLS = 10  # before this thread sleeps during a small exchange, because it wakes up late
+_MAX_POLLED_BYTES = 1 << 17  # limit of a small exchange
 _SPINS = 200  # polls without progress before this process sleeps between polls
 _PAUSE_SECS = 1e-4
 
@@ -111,11 +112,12 @@ class Mesh:
         is_polled = any(link.needs_polling for link in links)
         self.last_transfer_at = warned_at = time.monotonic()
         num_idle_polls = 0
+        min_polls = _MIN_POLLS if size <= _MAX_POLLED_BYTES else 0
         while not (sender.is_sent and receiver.is_received):
             poller = self._poller(links)
             initial_needs = {k: (k.needs_read, k.needs_write) for k in links}
             while initial_needs == {k: (k.needs_read, k.needs_write) for k in links}:
-                waits = not is_polled and num_idle_polls >= _MIN_POLLS
+                waits = not is_polled and num_idle_polls >= min_polls
                 is_idle = not self._transfer(links, poller, _WAKE_SECS if waits else 0.0)
                 num_idle_polls = num_idle_polls + 1 if is_idle else 0
                 if is_idle and (waits or is_polled):
