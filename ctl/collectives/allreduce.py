@@ -69,8 +69,8 @@ def select_algorithm(
       count: Number of ranks.
       num_bytes: Size of the vector of each rank (bytes).
       network: Costs of the network.
-      is_wide: True for sums of 16-bit floats. Only a ring sends them as they are; the other algorithms send
-        float32 before the result is complete.
+      is_wide: True for sums of 16-bit floats. Only a ring sends 16 bits; the other algorithms send float32
+        before the result is complete.
     """
     if count <= 2:
         return _RING  # exchanges small vectors in one step

@@ -15,7 +15,7 @@ def measure_network(mesh: Mesh, ranks: Ranks) -> NetworkCosts:
     """Returns the costs of the slowest connections of this rank. All ranks call it at the same time.
 
     Each rank exchanges messages with the ranks at a distance of 1, 2, 4 and so on, while all others do the
-    same, as in a collective. Ranks on one machine measure nothing: their costs are constants.
+    same, as in a collective. The costs of ranks on one machine are constants, without a measurement.
 
     Args:
       mesh: Links to the partners of this rank.

@@ -180,7 +180,7 @@ class PairwiseReduction:
             self._mesh.exchange(other, [self._total[low:high]], other, 0)
 
     def _receive(self, low: int, high: int) -> None:
-        """Receives what the next rank sends in `_unfold`."""
+        """Receives the part of the result that the next rank sends in `_unfold`."""
         other, part = self._ranks[self._me + 1], self._total[low:high]
         self._mesh.exchange(other, [], other, part.nbytes, part)
 

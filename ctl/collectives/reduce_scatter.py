@@ -58,6 +58,6 @@ def select_reduce_scatter(
     has_folds = count != 1 << steps
     ring_secs = network.exchanges(count - 1, num_bytes * (count - 1) / count, BYTE_SECS)
     vectors = 1 - 2.0**-steps + has_folds * (1 + 1 / count)
-    sent_bytes = vectors * num_bytes * (2 if is_wide else 1)  # a ring sends 16-bit floats as they are
+    sent_bytes = vectors * num_bytes * (2 if is_wide else 1)  # a ring sends 16 bits
     halving_secs = network.exchanges(steps + 2 * has_folds, sent_bytes, HALVED_BYTE_SECS)
     return "halving" if halving_secs < ring_secs else "ring"

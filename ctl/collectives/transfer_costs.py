@@ -44,7 +44,7 @@ class NetworkCosts(NamedTuple):
         return NetworkCosts(*(2.0 ** round(math.log2(secs)) if secs > 0 else 0.0 for secs in self))
 
     def exchanges(self, count: float, num_bytes: float, byte_secs: float) -> float:
-        """Returns the estimated time of exchanges one after the other (seconds).
+        """Returns the estimated time of consecutive exchanges (seconds).
 
         Args:
           count: Number of exchanges.

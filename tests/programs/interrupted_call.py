@@ -32,7 +32,7 @@ def run(rank, engine, interrupted):
         return engine.wait(engine.submit("allreduce", name, [array], op=SUM))[0]
 
     outcome = {"totals": [], "is_interrupted": False}
-    for _ in range(NUM_REPEATED):  # from here on without rank 0's negotiation
+    for _ in range(NUM_REPEATED):  # so that rank 0 no longer negotiates them
         total("repeated")
     outcome["repeats"] = engine._repetition.is_repeating
     if rank == 0:
