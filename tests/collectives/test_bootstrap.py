@@ -142,7 +142,8 @@ def test_files_for_the_connections_of_a_rank_are_checked(num_links, num_controls
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_free = 4 * (num_links + 1) + num_controls + 10
     with contextlib.ExitStack() as opened:
-        for _ in range(400):  # no lower descriptor remains free
+        highest, highest_of_others = 0, max(map(int, os.listdir("/proc/self/fd")))
+        while highest <= highest_of_others:  # then no lower descriptor is free
             highest = os.open(os.devnull, os.O_RDONLY)
             opened.callback(os.close, highest)
         opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
