@@ -1,11 +1,14 @@
 """Workers with 8-bit gradients: the rounding error is added to a later sum, also after a resume."""
 
+import os
+
 import numpy as np
 import pytest
 from conftest import some_of
 from eight_bit import SIZE
 
 pytestmark = pytest.mark.workers
+ALGORITHM = os.environ.get("CTL_COLLECTIVE_ALGORITHM", "auto")
 
 
 @pytest.fixture(scope="module")
@@ -76,4 +79,6 @@ def test_a_quarter_of_the_bytes_is_sent(results):
     for worker in results:
         if "bytes" in worker:
             eight, sixteen, all_bits = worker["bytes"]
-            assert 0.2 < eight / all_bits < 0.29 and 0.45 < sixteen / all_bits < 0.55
+            assert 0.2 < eight / all_bits < 0.29
+            if ALGORITHM in ("auto", "ring"):  # the others send 16-bit addends as float32
+                assert 0.45 < sixteen / all_bits < 0.55
