@@ -162,7 +162,8 @@ class Config:
     startup_timeout_secs: float = _field("real", 0.0,
         "Seconds that multi_worker waits for workers at the start. 0: the launcher's limit, or 600.")
     allow_config_change: bool = _field("bool", False,
-        "Resume although the seed, batch size or data have changed; the order of examples then changes.")
+        "Resume although the seed, batch size, data or network have changed, with another order of "
+        "examples or additions.")
     full_traceback: bool = _field("bool", False,
         "Print all frames of an uncaught error instead of only those in your files.")
     # fmt: on
