@@ -138,8 +138,8 @@ def _is_spec(value: Any) -> bool:
 
 
 def _is_file(value: Any) -> bool:
-    has_checksum = isinstance(value, Mapping) and isinstance(value.get("checksum"), str)
-    return has_checksum and _is_whole_number(value.get("size"))
+    checksum = value.get("checksum") if isinstance(value, Mapping) else None
+    return isinstance(checksum, str) and checksum != "" and _is_whole_number(value.get("size"))
 
 
 def _is_file_name(name: str) -> bool:

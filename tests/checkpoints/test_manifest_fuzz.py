@@ -110,3 +110,10 @@ def test_names_of_files_outside_the_directory_are_refused():
         files = {name: {"size": 1, "checksum": "crc32c:00000000"}}
         assert read(with_checksum({**VALID_CONTENT, "files": files})) is None
     assert read(with_checksum(VALID_CONTENT)) is not None
+
+
+def test_a_file_with_an_empty_checksum_is_refused():
+    file = VALID_CONTENT["files"]["state.index"]
+    assert read(with_checksum(dict(VALID_CONTENT))) is not None
+    files = {"state.index": {**file, "checksum": ""}}
+    assert read(with_checksum({**VALID_CONTENT, "files": files})) is None
