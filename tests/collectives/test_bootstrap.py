@@ -2,9 +2,10 @@
 
 import contextlib
 import itertools
-import os
-import resource
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -13,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from conftest import TIMEOUT_SECS, free_ports
 from ctl.collectives import bootstrap, ranks
-from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.settings import Settings
 from ctl.errors import UsageError
@@ -25,6 +25,21 @@ CLAIM = {
     "role": "peer", "rank": 2, "protocol": bootstrap._PROTOCOL, "size": 3, "generation": 0,
     "machines": zlib.crc32(b"(0, 0, 0)"),
 }  # fmt: skip
+
+CHECK_WITH_A_LIMIT = """
+import resource, sys
+from ctl.collectives.descriptors import check_descriptors
+from ctl.errors import UsageError
+
+num_free, num_links, num_controls = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (3 + num_free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+for count in (num_controls, num_controls + 1, 5000):
+    try:
+        check_descriptors(num_links, count)
+        print("accepted")
+    except UsageError as e:
+        print(e)
+"""
 
 
 def connect_to(addresses, rank, claim):
@@ -138,21 +153,17 @@ def test_calls_of_all_ranks_to_a_coordinator_that_does_not_listen_are_limited(co
 
 @pytest.mark.parametrize(("num_links", "num_controls"), [(9, 25), (1, 57)])
 def test_files_for_the_connections_of_a_rank_are_checked(num_links, num_controls):
-    """A link needs four files, a connection to the coordinator one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """A link needs four files, a connection to the coordinator one. A new process has three open files."""
     num_free = 4 * (num_links + 1) + num_controls + 10
-    with contextlib.ExitStack() as opened:
-        highest, highest_of_others = 0, max(map(int, os.listdir("/proc/self/fd")))
-        while highest <= highest_of_others:  # then no lower descriptor is free
-            highest = os.open(os.devnull, os.O_RDONLY)
-            opened.callback(os.close, highest)
-        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + num_free, hard))
-        check_descriptors(num_links, num_controls)
-        with pytest.raises(UsageError, match=rf"{num_free + 1} additional files .* `ulimit -n 4096`"):
-            check_descriptors(num_links, num_controls + 1)
-        with pytest.raises(UsageError, match=r"`ulimit -n 10\d\d\d`"):
-            check_descriptors(num_links, 5000)
+    counts = [str(count) for count in (num_free, num_links, num_controls)]
+    result = subprocess.run(
+        [sys.executable, "-c", CHECK_WITH_A_LIMIT, *counts],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_SECS, check=True,
+    )  # fmt: skip
+    accepted, one_more, many_more = result.stdout.splitlines()
+    assert accepted == "accepted"
+    assert re.search(rf"{num_free + 1} additional files .* `ulimit -n 4096`", one_more)
+    assert re.search(r"`ulimit -n 10\d\d\d`", many_more)
 
 
 def test_a_silent_listener_does_not_block_a_rank(monkeypatch):
