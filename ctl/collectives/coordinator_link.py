@@ -13,6 +13,7 @@ from ctl.collectives.outgoing import Outgoing
 from ctl.collectives.settings import Settings
 
 _ANSWER_SECS = 10.0  # additional time for rank 0 to report missing ranks
+_REASON_SECS = 5.0  # time for rank 0 to answer the report of a lost rank
 
 
 class CoordinatorLink:
@@ -118,10 +119,27 @@ class CoordinatorLink:
             raise Lost("it has left", 0)
         self.heartbeats.poll()
 
-    def report(self, rank: int, error_message: str) -> None:
-        """Reports a lost rank to rank 0."""
-        with contextlib.suppress(Lost):
-            self.channel.send({"type": "broken", "rank": rank, "why": error_message})
+    def report(self, rank: int, error_message: str) -> str:
+        """Reports a lost rank to rank 0, and waits for the reason that rank 0 sends to all ranks.
+
+        That reason may name another rank, whose loss is the cause of this one.
+
+        Args:
+          rank: The lost rank.
+          error_message: The reason if rank 0 does not answer.
+
+        Returns:
+          The reason.
+        """
+        deadline = time.monotonic() + _REASON_SECS
+        try:
+            with contextlib.suppress(Lost):
+                self.channel.send({"type": "broken", "rank": rank, "why": error_message})
+                while time.monotonic() < deadline:
+                    self.wait_and_read(_REASON_SECS / 10)
+        except GroupFailedError as e:
+            return str(e)
+        return error_message
 
     def leave(self) -> None:
         """Notifies rank 0 that this rank leaves, after its requests."""

@@ -253,7 +253,7 @@ class Engine:
             rank = e.args[1] if len(e.args) > 1 else 0
             error_message = f"rank {rank} is gone ({e.args[0]})."
             if len(e.args) > 1 and not self._has_left:
-                self._control.report(rank, error_message)
+                error_message = self._control.report(rank, error_message)
             self._fail_group(self._create_error("LOST", error_message))
         except GroupFailedError as e:
             self._fail_group(self._create_error("LOST", str(e)))

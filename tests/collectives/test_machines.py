@@ -235,6 +235,6 @@ def test_a_rank_that_is_lost_in_any_step_is_an_error_on_all_others(run_program, 
         1, ["tests/programs/lost_in_collective.py", "allreduce", "machines", "0,0,0,1,1", str(lost)]
     )
     *errors_by_exchange, complete = result.json["errors"]
-    assert len(errors_by_exchange) == num_exchanges and complete == [None] * 4
+    assert len(errors_by_exchange) == num_exchanges and complete == ["none"] * 4
     for error in itertools.chain.from_iterable(errors_by_exchange):
         assert re.search(f"rank {lost} (is gone|died)", error)

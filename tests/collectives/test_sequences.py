@@ -264,3 +264,23 @@ def test_a_rank_with_held_requests_detects_that_rank_0_does_not_respond(monkeypa
     theirs.close()
 
 
+
+
+@pytest.mark.parametrize("answer", ["an earlier reason", "nothing", "end"])
+def test_a_rank_that_reports_a_lost_rank_has_the_reason_of_rank_0(monkeypatch, answer):
+    """The reported rank may have ended because of the earlier loss of another one."""
+    monkeypatch.setattr(coordinator_link, "_REASON_SECS", 0.2)
+    ours, theirs = socket.socketpair()
+    link = coordinator_link.CoordinatorLink(ours, 1, Settings(), raise_reason)
+    if answer == "an earlier reason":
+        Channel(theirs).send({"type": "lost", "rank": 4, "why": "rank 4 died"})
+    elif answer == "end":
+        theirs.shutdown(socket.SHUT_RDWR)
+    expected = "rank 4 died" if answer == "an earlier reason" else "rank 7 is gone"
+    assert link.report(7, "rank 7 is gone") == expected
+    link.close()
+    theirs.close()
+
+
+def raise_reason(header, payload):
+    raise GroupFailedError(header["why"])

@@ -3,12 +3,12 @@
 Rank 1 calls the same collective only after that. Both then call another one.
 """
 
+import functools
 import json
 import os
 import signal
-import socket
-import sys
 
+import forked_ranks
 import numpy as np
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.engine import Engine
@@ -51,21 +51,10 @@ def run(rank, engine, interrupted):
     return outcome
 
 
-def main():
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
-    interrupted, results = os.pipe(), os.pipe()
-    child = os.fork()
-    rank = 1 if child == 0 else 0
-    engine = Engine(build_ranks(addresses, rank), Settings(), server=servers[rank])
-    outcome = run(rank, engine, interrupted)
-    if child == 0:
-        os.write(results[1], json.dumps(outcome).encode())
-        os._exit(0)
-    other = json.loads(os.read(results[0], 1 << 16))
-    os.waitpid(child, 0)
-    print(json.dumps({"ranks": [outcome, other]}))
+def run_rank(rank, addresses, server, *, interrupted):
+    return run(rank, Engine(build_ranks(addresses, rank), Settings(), server=server), interrupted)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    outcomes, _ = forked_ranks.run(functools.partial(run_rank, interrupted=os.pipe()), ["127.0.0.1"] * 2)
+    print(json.dumps({"ranks": outcomes}))

@@ -6,12 +6,14 @@
 """
 
 import contextlib
+import functools
 import json
 import os
-import signal
 import socket
 import sys
+import time
 
+import forked_ranks
 import ml_dtypes
 import numpy as np
 from ctl.collectives import bootstrap
@@ -23,6 +25,7 @@ from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import Settings
 
 COUNT, LOST, ROWS = 9, 4, 9 << 13
+PAUSE_SECS = 1.0  # the ranks that do not connect to the lost one wait for those that do
 SETS = (0, 3, 6), (8, 1, 5, 2)
 
 
@@ -73,10 +76,15 @@ def run_collectives(engine, rank):
     return {"links": num_links, "correct": correct, "listening": num_listening(), "ports": ports}
 
 
+def end(pause_secs):
+    time.sleep(pause_secs)
+    os._exit(0)
+
+
 def error_of_all_to_all(engine, rank, moment):
     if rank == LOST:
         owner, name = (LateLinks, "_connect") if moment == "before_port" else (bootstrap, "connect_peers")
-        setattr(owner, name, lambda *arguments: os._exit(0))
+        setattr(owner, name, lambda *arguments: end(0.0 if moment == "before_port" else PAUSE_SECS))
     try:
         values = np.ones(ROWS, np.float32)
         engine.wait(engine.submit("alltoall", "large", [values], splits=(ROWS // COUNT,) * COUNT))
@@ -85,31 +93,18 @@ def error_of_all_to_all(engine, rank, moment):
     return {"error": None}
 
 
+def run_rank(rank, addresses, server, *, function):
+    engine = Engine(build_ranks(addresses, rank), Settings(algorithm="ring"), server=server)
+    return function(engine, rank)
+
+
 def main(scenario, *arguments):
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(COUNT)]
-    addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
-    readers, (end_reader, end_writer) = [], os.pipe()
-    for rank in range(COUNT):
-        reader, writer = os.pipe()
-        if os.fork() == 0:
-            os.close(end_writer)
-            signal.alarm(120)
-            for other, server in enumerate(servers):
-                if other != rank:
-                    server.close()
-            engine = Engine(build_ranks(addresses, rank), Settings(algorithm="ring"), server=servers[rank])
-            function = run_collectives if scenario == "all" else error_of_all_to_all
-            os.write(writer, json.dumps(function(engine, rank, *arguments)).encode())
-            os.read(end_reader, 1)  # a rank that ended here would be lost, too
-            os._exit(0)
-        os.close(writer)
-        readers.append(reader)
-    if scenario == "all":  # otherwise the ports stay in use, and the ranks choose free ones
-        for server in servers:
-            server.close()
-    outputs = [os.read(reader, 1 << 16) for reader in readers]
-    os.close(end_writer)
-    outcomes = [json.loads(text or "null") for text in outputs]
+    function = run_collectives
+    if scenario == "lost":
+        function = functools.partial(error_of_all_to_all, moment=arguments[0])
+    function = functools.partial(run_rank, function=function)
+    hosts = ["127.0.0.1"] * COUNT
+    outcomes, addresses = forked_ranks.run(function, hosts, keeps_ports=scenario == "lost")
     print(json.dumps({"ranks": outcomes, "addresses": addresses}))
 
 

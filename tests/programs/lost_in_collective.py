@@ -6,12 +6,12 @@ MACHINES are the numbers of the machines of the ranks, which listen at 127.0.0.1
 the rank that ends.
 """
 
+import functools
 import json
 import os
-import signal
-import socket
 import sys
 
+import forked_ranks
 import numpy as np
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.engine import Engine
@@ -20,7 +20,7 @@ from ctl.collectives.mesh import Mesh
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import Settings
 
-COUNT, LIMIT_SECS = 5, 60
+COUNT, NO_ERROR = 5, "none"
 ROWS = 5 << 18
 # Name -> (fields of the request, sum of the result of any rank)
 COLLECTIVES = {
@@ -32,11 +32,9 @@ COLLECTIVES = {
 }
 
 
-def result_of(rank, servers, collective, algorithm, lost, last_exchange):
-    """Returns the error of a collective in which rank `lost` ends before an exchange, or None."""
-    signal.alarm(LIMIT_SECS)
-    addresses = ["{}:{}".format(*server.getsockname()) for server in servers]
-    engine = Engine(build_ranks(addresses, rank), Settings(algorithm=algorithm), server=servers[rank])
+def result_of(rank, addresses, server, *, collective, algorithm, lost, last_exchange):
+    """Returns the error of a collective in which rank `lost` ends before an exchange, or NO_ERROR."""
+    engine = Engine(build_ranks(addresses, rank), Settings(algorithm=algorithm), server=server)
     engine.sum("start", np.zeros(1))
     original, count = Mesh.exchange, 0
 
@@ -52,36 +50,25 @@ def result_of(rank, servers, collective, algorithm, lost, last_exchange):
         fields, expected = COLLECTIVES[collective]
         (result,) = engine.wait(engine.submit(collective, "large", [np.ones(ROWS, np.float32)], **fields))
         engine.sum("end", np.zeros(1))
-        return None if result.sum(dtype=np.float64) == expected else "wrong numbers"
+        return NO_ERROR if result.sum(dtype=np.float64) == expected else "wrong numbers"
     except HorovodInternalError as e:
         return str(e)
 
 
 def scenario(collective, algorithm, machines="0,0,0,0,0", lost="1", *, last_exchange):
-    """Returns the errors of the ranks except `lost`."""
+    """Returns the errors of the ranks except `lost`. That of a rank that ended, too, is None."""
     hosts = [f"127.0.0.{int(machine) + 1}" for machine in machines.split(",")]
-    servers = [socket.create_server((host, 0)) for host in hosts]
-    readers, (end_reader, end_writer) = [], os.pipe()
-    for rank in range(COUNT):
-        reader, writer = os.pipe()
-        if os.fork() == 0:
-            os.close(end_writer)
-            result = result_of(rank, servers, collective, algorithm, int(lost), last_exchange)
-            os.write(writer, json.dumps(result).encode())
-            os.read(end_reader, 1)  # a rank that ended here would be lost, too
-            os._exit(0)
-        os.close(writer)
-        readers.append(reader)
-    outputs = [os.read(reader, 1 << 16) for reader in readers]
-    for end in (end_reader, end_writer, *readers):
-        os.close(end)
-    for _ in range(COUNT):
-        os.wait()
-    return [json.loads(text or '"killed"') for rank, text in enumerate(outputs) if rank != int(lost)]
+    function = functools.partial(
+        result_of,
+        collective=collective, algorithm=algorithm, lost=int(lost), last_exchange=last_exchange,
+    )  # fmt: skip
+    errors, _ = forked_ranks.run(function, hosts)
+    del errors[int(lost)]
+    return errors
 
 
 if __name__ == "__main__":
     errors = []
-    while not errors or errors[-1] != [None] * (COUNT - 1):  # until there is no such exchange
+    while not errors or set(errors[-1]) != {NO_ERROR}:  # until there is no such exchange
         errors.append(scenario(*sys.argv[1:], last_exchange=len(errors)))
     print(json.dumps({"errors": errors}))

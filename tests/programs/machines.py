@@ -6,13 +6,12 @@ Prints for each rank the digests of its results, the number of messages to other
 the number of its links before and after the all-reduces.
 """
 
+import functools
 import hashlib
 import json
-import os
-import signal
-import socket
 import sys
 
+import forked_ranks
 import numpy as np
 from ctl.collectives.arithmetic import AVERAGE, SUM
 from ctl.collectives.engine import Engine
@@ -20,7 +19,7 @@ from ctl.collectives.mesh import Mesh
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import Settings
 
-ROWS, LIMIT_SECS = 50_000, 120
+ROWS = 50_000
 CASES = {"small": (9_000, np.float32), "large": (ROWS, np.float32), "integers": (ROWS, np.int64)}
 
 
@@ -37,10 +36,8 @@ def count_messages(engine):
     return counts
 
 
-def results_of(rank, servers, algorithm):
-    signal.alarm(LIMIT_SECS)
-    addresses = ["{}:{}".format(*server.getsockname()) for server in servers]
-    engine = Engine(build_ranks(addresses, rank), Settings(algorithm=algorithm), server=servers[rank])
+def results_of(rank, addresses, server, *, algorithm):
+    engine = Engine(build_ranks(addresses, rank), Settings(algorithm=algorithm), server=server)
     num_links, counts, digests = [len(engine._mesh.paths)], count_messages(engine), []
     for name, (size, dtype) in CASES.items():
         values = np.random.default_rng(rank).normal(0, 9, size).astype(dtype)
@@ -48,7 +45,7 @@ def results_of(rank, servers, algorithm):
             pending = engine.submit("allreduce", name, [values], op=SUM if repetition % 2 else AVERAGE)
             digests.append(hashlib.sha256(engine.wait(pending)[0]).hexdigest())
         counts.append(0)
-    members = list(range(0, len(servers), 2))
+    members = list(range(0, len(addresses), 2))
     pending = engine.submit("add_process_set", "even ranks", splits=members)
     engine.wait(pending)
     total = len(members)
@@ -65,20 +62,9 @@ def results_of(rank, servers, algorithm):
 
 
 def main(layout, algorithm):
-    machines = list(map(int, layout.split(",")))
-    servers = [socket.create_server((f"127.0.0.{machine + 1}", 0)) for machine in machines]
-    readers = []
-    for rank in range(len(machines)):
-        reader, writer = os.pipe()
-        if os.fork() == 0:
-            os.write(writer, json.dumps(results_of(rank, servers, algorithm)).encode())
-            os._exit(0)
-        os.close(writer)
-        readers.append(reader)
-    outputs = [os.read(reader, 1 << 16) for reader in readers]
-    for _ in machines:
-        os.wait()
-    print(json.dumps({"ranks": [json.loads(text or "null") for text in outputs]}))
+    hosts = [f"127.0.0.{int(machine) + 1}" for machine in layout.split(",")]
+    outcomes, _ = forked_ranks.run(functools.partial(results_of, algorithm=algorithm), hosts)
+    print(json.dumps({"ranks": outcomes}))
 
 
 if __name__ == "__main__":

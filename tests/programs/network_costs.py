@@ -1,11 +1,8 @@
 """Three ranks at two loopback addresses. Prints their costs of the network and numbers of exchanges."""
 
 import json
-import os
-import signal
-import socket
-import sys
 
+import forked_ranks
 import numpy as np
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.engine import Engine
@@ -14,7 +11,7 @@ from ctl.collectives.settings import Settings
 from ctl.collectives.transfer_costs import ONE_MACHINE, NetworkCosts
 
 HOSTS = "127.0.0.1", "127.0.0.1", "127.0.0.2"
-COUNT, ROWS, LATENCY_SECS = 3, 1 << 20, 0.25
+ROWS, LATENCY_SECS = 1 << 20, 0.25
 NUM_REPEATED = 20
 
 
@@ -50,30 +47,16 @@ def run(engine):
     return outcome
 
 
+def run_rank(rank, addresses, server):
+    engine = Engine(build_ranks(addresses, rank), Settings(), server=server)
+    engine.agree_on_links()
+    return run(engine)
+
+
 def main():
-    servers = [socket.create_server((host, 0)) for host in HOSTS]
-    addresses = [f"{host}:{s.getsockname()[1]}" for host, s in zip(HOSTS, servers, strict=True)]
-    readers, (end_reader, end_writer) = [], os.pipe()
-    for rank in range(COUNT):
-        reader, writer = os.pipe()
-        if os.fork() == 0:
-            os.close(end_writer)
-            signal.alarm(120)
-            for server in servers[:rank] + servers[rank + 1 :]:
-                server.close()
-            engine = Engine(build_ranks(addresses, rank), Settings(), server=servers[rank])
-            engine.agree_on_links()
-            os.write(writer, json.dumps(run(engine)).encode())
-            os.read(end_reader, 1)  # a rank that ended here would be lost
-            os._exit(0)
-        os.close(writer)
-        readers.append(reader)
-    for server in servers:
-        server.close()
-    outputs = [os.read(reader, 1 << 16) for reader in readers]
-    os.close(end_writer)
-    print(json.dumps({"ranks": [json.loads(text or "null") for text in outputs]}))
+    outcomes, _ = forked_ranks.run(run_rank, HOSTS)
+    print(json.dumps({"ranks": outcomes}))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

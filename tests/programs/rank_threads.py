@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 PROCESS_SETS = st.lists(st.integers(0, 8), min_size=1, max_size=9, unique=True)
 
 
-@functools.cache
 def connected(count):
-    """Returns `meshes(count)`, the same ones for all tests of a process, because they have many files."""
-    return meshes(count)
+    """Returns meshes of at most nine ranks. Tests share them, because they have many files."""
+    return _nine_meshes()[:count]
+
+
+@functools.cache
+def _nine_meshes():
+    return meshes(9)
 
 
 def meshes(count, **settings):
