@@ -277,6 +277,12 @@ class _Launcher:
         return iter(tensor_ops.run_collective(call, tensors, "ctl.gather", "")[:-1])
 
 
+def sum_flags(engine: Engine, flags: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of `flags` over the workers, also in a branch of `tf.cond` that all workers take."""
+    call = Call("allreduce", "", _AllWorkers(engine), op=SUM, ignores_scope=True)
+    return tensor_ops.run_collective(call, [flags], "ctl.flags", "")[0]
+
+
 def all_to_all(engine: Engine, rows: tf.Tensor) -> tf.Tensor:
     """Exchanges rows between n workers: `[n * r, ...]` -> `[n * r, ...]`, r rows to and from each."""
     call = Call("alltoall", "", _AllWorkers(engine), ignores_scope=True)

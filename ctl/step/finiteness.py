@@ -34,7 +34,7 @@ def flag_of(loss: tf.Tensor) -> tf.Tensor:
 def suspects(gradients: list, loss_flag: tf.Tensor, replica: tf.Tensor, num_replicas: int) -> tf.Tensor:
     """Returns `[2 * num_replicas]` float32 flags to be summed over replicas: of losses, of gradients."""
     sums = [tf.reduce_sum(tf.cast(getattr(g, "values", g), tf.float32)) for g in gradients]
-    gradient_flag = flag_of(tf.add_n(sums) if len(sums) > 1 else sums[0])
+    gradient_flag = flag_of(tf.add_n(sums)) if sums else 0.0
     position = tf.one_hot(replica, num_replicas)
     return tf.concat([position * loss_flag, position * gradient_flag], axis=0)
 
@@ -67,17 +67,8 @@ def warn_of_skipped(is_valid: tf.Tensor, flags: tf.Tensor, step: tf.Tensor, is_l
     context = tf.distribute.get_replica_context()
     is_silent = tf.constant(False) if is_local else tf.not_equal(context.replica_id_in_sync_group, 0)
     loss, gradient = tf.split(tf.cast(flags, tf.int32), 2)
-    parts = (
-        "ctl: step",
-        step + 1,
-        "is skipped:",
-        MESSAGE,
-        "(flags by replica: loss",
-        loss,
-        "gradient",
-        gradient,
-        ")",
-    )
+    reason = f"is skipped: {MESSAGE} (flags by replica: loss"
+    parts = ("ctl: step", step + 1, reason, loss, "gradient", gradient, ")")
     tf.cond(is_valid | is_silent, tf.no_op, lambda: tf.print(*parts, output_stream=sys.stderr))
 
 

@@ -39,6 +39,8 @@ def apply_update(request: UpdateRequest, context: StepContext, reducer: Gradient
     suspects = reduced.suspects
     if suspects is None:
         suspects = finiteness.suspects_of_only_replica(request.loss_flag, norm)
+    elif callable(suspects):
+        suspects = suspects(norm)
     if scale is not None:
         norm /= tf.cast(scale, norm.dtype)
     is_scaled = optimizers.skips_what_is_not_finite(request.optimizer)

@@ -31,7 +31,8 @@ class ReducedGradients:
     Attributes:
       gradients: Gradients to apply, in the order of the request.
       suspects: `[2 * num_replicas]` flags of replicas with a loss or gradient that is not finite; see
-        `finiteness.suspects`. None for one replica: its flag is computed from the gradient norm.
+        `finiteness.suspects`. Or a function that returns them for the gradient norm. None for one replica:
+        its flag is computed from the norm.
       assignments: Pairs (variable, value) that are assigned with the update.
     """
 
