@@ -9,7 +9,7 @@ from typing import Any
 
 from ctl.collectives import failures, graph_errors, settings
 from ctl.collectives.engine import Engine
-from ctl.collectives.errors import PortInUseError
+from ctl.collectives.errors import HorovodInternalError, PortInUseError
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import Settings
 from ctl.distribute import mpi_cluster, own_port, rank_variables
@@ -133,9 +133,19 @@ def _create_engine(comm: Any, runtime_settings: Settings) -> Engine:
             if topology.port_variable == "TF_CONFIG":
                 raise
             raise own_port.port_error(topology) from e
-    new_engine = elastic_line.connect_group(connect)
-    elastic_line.set_loss_listener(new_engine.fail_all)
-    return new_engine
+
+    def connect_elastic(ranks: Ranks) -> Engine:
+        new_engine = connect(ranks)
+        elastic_line.set_loss_listener(new_engine.fail_all)
+        try:
+            new_engine.agree_on_links()
+        except HorovodInternalError:
+            new_engine.close()
+            raise
+        new_engine.all_share_memory = False  # traced functions keep their dtypes in later groups
+        return new_engine
+
+    return elastic_line.connect_group(connect_elastic)
 
 
 def _check_comm(comm: Any, size: int) -> None:

@@ -73,6 +73,8 @@ def test_a_host_that_is_named_later_gets_processes_which_take_the_state(start):
     job.wait(lambda: "group 2: 3 ranks" in job.output or "group 3: 3 ranks" in job.output)
     job.go(6)
     after = job.wait_for_step(6, size=3)
+    assert not any(f["is_measured"] for f in before) and all(f["is_measured"] for f in after)
+    assert not any(f["shares_memory"] for f in (*before, *after))
     code, output = job.end()
     assert code == 0, output[-6000:]
     assert pids(after)[0] == pids(before)[0] and len(set(pids(after))) == 3

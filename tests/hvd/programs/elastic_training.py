@@ -17,7 +17,8 @@ from pathlib import Path
 
 import ctl.hvd as hvd
 import tensorflow as tf
-from ctl.hvd import elastic, elastic_line
+from ctl.collectives.transfer_costs import ONE_MACHINE
+from ctl.hvd import elastic, elastic_line, process_sets
 from ctl.launch.ports import free_ports
 
 HERE, DONE = Path(sys.argv[1]), int(sys.argv[2])
@@ -64,7 +65,11 @@ def train(state) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         weight.assign_add(hvd.allreduce(tf.constant(float(state.step)), name="gradient") / state.step)
         equal = hvd.allgather(tf.reshape(weight, [1]), name="weights").numpy().tolist()
-        print_facts(step=state.step, rank=hvd.rank(), size=hvd.size(), weights=equal, resets=resets)
+        engine = process_sets._engine
+        print_facts(
+            step=state.step, rank=hvd.rank(), size=hvd.size(), weights=equal, resets=resets,
+            is_measured=engine.network != ONE_MACHINE, shares_memory=engine.all_share_memory,
+        )  # fmt: skip
         state.commit()
 
 
