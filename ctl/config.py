@@ -102,6 +102,9 @@ class Config:
     heartbeat_secs: float = _field("real", 0.0,
         "Seconds without a heartbeat after which multi_worker considers a worker lost. 0: "
         "TensorFlow's default.")
+    elastic: str = _field("text", "",
+        "Numbers of workers between which the job continues, as MIN:MAX; ctl launch --workers=MIN:MAX sets "
+        "it. Empty: a lost worker ends the job.")
     tpu: str = _field("text", "",
         "Name or address of the TPU for --strategy=tpu. Empty: from the environment.")
     variable_partitioner: str = _field("text", "",

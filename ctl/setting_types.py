@@ -30,6 +30,7 @@ class TrainerSettings(TypedDict, total=False):
     outer_momentum: float
     collective_timeout_secs: float
     heartbeat_secs: float
+    elastic: str | PathLike[str] | None
     tpu: str | PathLike[str] | None
     variable_partitioner: str | PathLike[str] | None
     overfit_batches: int
@@ -91,6 +92,7 @@ class RunFunction(Protocol):
         outer_momentum: "FlagHolder[Any] | float" = ...,
         collective_timeout_secs: "FlagHolder[Any] | float" = ...,
         heartbeat_secs: "FlagHolder[Any] | float" = ...,
+        elastic: "FlagHolder[Any] | str | PathLike[str] | None" = ...,
         tpu: "FlagHolder[Any] | str | PathLike[str] | None" = ...,
         variable_partitioner: "FlagHolder[Any] | str | PathLike[str] | None" = ...,
         overfit_batches: "FlagHolder[Any] | int" = ...,

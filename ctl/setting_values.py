@@ -1,9 +1,20 @@
 """Checks and conversions of the values of settings."""
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctl.errors import UsageError
+
+WORKER_RANGE_VARIABLE = "CTL_ELASTIC"  # MIN:MAX, from the launcher to the workers of an elastic job
+_MAX_WORKERS = 1024
+
+
+class WorkerRange(NamedTuple):
+    """Smallest and largest number of workers of an elastic job."""
+
+    minimum: int
+    maximum: int
 
 
 def are_names(value: Any) -> bool:
@@ -44,3 +55,19 @@ def parse_step_range(value: str) -> tuple[int, int]:
         f"profile is {value!r}; expected two numbers of steps, first:last, the second one larger. "
         "Write profile='100:110' for the ten steps after step 100."
     )
+
+
+def parse_worker_range(name: str, value: str) -> WorkerRange:
+    """Parses "MIN:MAX". Raises UsageError unless 1 <= MIN <= MAX <= 1024.
+
+    Args:
+      name: Name of the setting for the message.
+      value: Its value.
+    """
+    match = re.fullmatch("([0-9]{1,4}):([0-9]{1,4})", value)
+    limits = WorkerRange(*map(int, match.groups())) if match else WorkerRange(0, 0)
+    if not 1 <= limits.minimum <= limits.maximum <= _MAX_WORKERS:
+        raise UsageError(
+            f"{name} is {value!r}; expected MIN:MAX with 1 <= MIN <= MAX <= {_MAX_WORKERS}, such as 1:3."
+        )
+    return limits

@@ -24,6 +24,7 @@ from ctl.config import Config, create_signature, resolve_config
 from ctl.distribute import strategies
 from ctl.distribute.topology import Topology
 from ctl.distribute.world import World
+from ctl.elastic import recovery
 from ctl.errors import UsageError
 from ctl.io import exit_hook, log_filter, notebook
 from ctl.metrics.adapter import MetricWriterLike
@@ -199,13 +200,13 @@ class Trainer(UserMethods):
             return Results(following.follow_training(self._prepare_trainer(), self._run_options))
         resume_checks.check_no_other_job(self.model_dir, self.topology)
         prepared = self._prepare_trainer()
-        model_dir = self.model_dir if self.topology.is_chief else None
-        with (
-            prepared.peer_errors(),
-            lease.hold_lease(model_dir, lambda: prepared.checkpointing.saved_step) as held,
-        ):
-            request = RunRequest(steps, epochs, tuple(export), lambda formats: self.export(*formats), held)
-            return training_run.train(prepared, self._run_options, request)
+        for attempt in recovery.attempts(prepared):  # the only one, unless workers join or leave
+            model_dir = self.model_dir if self.topology.is_chief else None
+            lock = lease.hold_lease(model_dir, lambda: prepared.checkpointing.saved_step)
+            with attempt, prepared.peer_errors(), lock as held:
+                request = RunRequest(steps, epochs, tuple(export), lambda f: self.export(*f), held)
+                return training_run.train(prepared, self._run_options, request)
+        raise AssertionError("the sequence of attempts has no end")
 
     def evaluate(self) -> Results:
         """Returns the means of `eval_step` over `eval_data`, equal on all workers, and array metrics."""
@@ -219,8 +220,7 @@ class Trainer(UserMethods):
         Each process predicts on its own replicas. For --mode=predict define a method without arguments that
         yields a dictionary per example.
 
-        Args:
-          data: Inputs as arrays, or a dataset of batches. Of tuples, only the first component is used.
+        `data` are arrays, or a dataset of batches. Of tuples, only the first component is used.
 
         >>> probabilities = trainer.predict(images)
         """
@@ -269,7 +269,7 @@ class Trainer(UserMethods):
           reduce: In a step: "mean" over examples or replicas; "sum" over replicas, then mean over steps.
         """
         if tf.inside_function():
-            traced_step().log(name, value, reduce, self.topology.num_replicas)
+            traced_step().log(name, value, reduce, self.topology.replica_count)
             return
         if self._prepared_trainer is None or (writers := self._prepared_trainer.activity.writers) is None:
             return
@@ -325,15 +325,14 @@ class Trainer(UserMethods):
 
         >>> loss = self.average(per_example, regularization=self.model.losses)
         """
-        step = traced_step()
-        step.record.record_average()
-        if mask is not None:
-            validation.check_mask(step.context, self.topology.num_replicas)
+        (step := traced_step()).record.record_average()
         size, context = self.global_batch_size, step.context
+        if mask is not None:
+            validation.check_mask(context, self.topology.num_replicas)
         loss = averaging.average(
             per_example, global_batch_size=size, sample_weight=sample_weight, mask=mask, context=context
         )
-        num_shares = self.topology.num_replicas * context.num_parts
+        num_shares = self.topology.replica_count * context.num_parts
         return averaging.add_regularization(loss, regularization, num_shares)
 
     @tf.autograph.experimental.do_not_convert
@@ -348,9 +347,8 @@ class Trainer(UserMethods):
 
         Raises UsageError in a compiled step, and with accumulate_steps, as its parts have no common batch.
         """
-        context = traced_step().context
-        validation.check_gather(context, self.topology.num_replicas)
-        largest = -(-self.global_batch_size // self.topology.num_replicas)
+        validation.check_gather(context := traced_step().context, self.topology.num_replicas)
+        largest = -(-self.global_batch_size // self.topology.min_replicas)
         return gather.gather(rows, largest, context.is_empty)
 
     @tf.autograph.experimental.do_not_convert
@@ -385,7 +383,7 @@ class Trainer(UserMethods):
         variables = self.model.trainable_variables if variables is None else variables
         step = traced_step(self.gradients)
         is_traced = step.graph is not None  # False in a custom loop of the user
-        if is_traced and self.topology.num_replicas > 1 and not step.record.uses_average and not scaled:
+        if is_traced and self.topology.max_replicas > 1 and not step.record.uses_average and not scaled:
             raise UsageError(
                 "minimize() got a loss that average() has not computed. Gradients are summed over "
                 f"{self.topology.num_replicas} replicas. Write loss = self.average(per_example); if the "

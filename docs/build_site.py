@@ -35,7 +35,9 @@ NAVIGATION = {  # group -> section -> pages; the section "" has no title
             "checkpoints",
         ],
         "Keras models": ["keras"],
-        "Several devices and machines": ["strategies", "launch", "several_machines", "reliability"],
+        "Several devices and machines": [
+            "strategies", "launch", "several_machines", "reliability", "elastic",
+        ],
         "Horovod scripts": ["horovod", "horovod_launcher"],
     },
     "How-to": {

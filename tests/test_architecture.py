@@ -26,6 +26,7 @@ LAYERS = [
     ["deploy", "callbacks", "config_flags", "fast_dev_run"],
     ["step", "data", "checkpoints", "metrics"],
     ["hvd", "profiling", "evaluator", "parameter_server", "trackers", "trainer_options"],
+    ["elastic"],
     ["training"],
     ["trainer", "tools"],
     ["keras", "testing", "learning_rate_search"],

@@ -31,6 +31,7 @@ def test_the_names_of_the_flags_are_frozen():
         "allow_config_change", "background_save", "init_from", "report_hypertune",
         "data_position", "evaluate_ema", "profile", "sync_every", "outer_learning_rate", "outer_momentum",
         "max_secs", "fast_dev_run", "overfit_batches", "max_eval_batches", "precision", "writers",
+            "elastic",
     ]  # fmt: skip
     defined_names = {f.name for f in define_all_flags().flags_by_module_dict()["ctl.app"]}
     assert defined_names == set(expected_names), (

@@ -25,8 +25,8 @@ SHARED_WITH_KERAS = {
 }  # fmt: skip
 LIMITS = {  # unclear phrases by folder, which may only become fewer
     "": 5, "callbacks": 2, "checkpoints": 7, "collectives": 51, "data": 4, "deploy": 45,
-    "distribute": 8, "evaluator": 0, "hvd": 48, "io": 5, "keras": 3, "launch": 46, "metrics": 3,
-    "parameter_server": 2,
+    "distribute": 8, "elastic": 0, "evaluator": 0, "hvd": 48, "io": 5, "keras": 3, "launch": 46,
+    "metrics": 3, "parameter_server": 2,
     "profiling": 2, "step": 9, "supervision": 4, "tensorflow_patches": 29, "tools": 15, "trackers": 0,
     "training": 9,
 }  # fmt: skip

@@ -304,12 +304,8 @@ def _message(
 ) -> str:
     """Returns the message for the log.
 
-    Args:
-      path: Directory of the checkpoint.
-      manifest: Its manifest.
-      saved_names: Name in this model -> name in the checkpoint.
-      reasons: Name in this model -> reason why the variable is not loaded, or None.
-      models: Names of the models.
+    `saved_names` are those in the checkpoint, `reasons` those for which variables are not loaded, or None;
+    both by the name in this model.
     """
     not_loaded = {n: r for n, r in reasons.items() if r is not None}
     num_loaded = len(reasons) - len(not_loaded)

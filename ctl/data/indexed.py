@@ -89,6 +89,7 @@ class IndexedData:
         self.epochs_apart = epochs_apart
         self._seed = seed
         self._functions = functions
+        self._has_varying_shares = False
 
     @property
     def num_examples(self) -> int:
@@ -182,7 +183,7 @@ class IndexedData:
             rows = read(*self._numbers(tf.range(first + low, first + high), seed))
             return (rows, num_real) if is_counted else rows
 
-        num_steps = _INT64_MAX if total is None else self._num_steps(start, total) * num_local
+        num_steps = _INT64_MAX if total is None else max(0, -(-(total - start) // size)) * num_local
         dataset = tf.data.Dataset.range(num_steps)
         parallel = self.rows.num_parallel_batches(size)
         dataset = dataset.map(batch, num_parallel_calls=parallel, deterministic=True)
@@ -245,15 +246,17 @@ class IndexedData:
 
     def has_counted_shares(self, start: int, total: int | None, num_replicas: int) -> bool:
         """Returns True if a share may be empty. Then `replica_batches` yields numbers of real rows."""
-        return num_replicas > 1 and not self._has_equal_shares(start, total, num_replicas)
+        is_shared = num_replicas > 1 or self._has_varying_shares
+        return is_shared and not self._has_equal_shares(start, total, num_replicas)
+
+    def with_varying_shares(self) -> "IndexedData":
+        """Returns a copy with counted shares for any number of replicas."""
+        return self._copy(_has_varying_shares=True)
 
     def _has_equal_shares(self, start: int, total: int | None, num_replicas: int) -> bool:
         size = self.batch_size
         num_examples = self.num_examples if self.epochs_apart else (0 if total is None else total - start)
-        return size % num_replicas == 0 and num_examples % size == 0
-
-    def _num_steps(self, start: int, total: int) -> int:
-        return max(0, -(-(total - start) // self.batch_size))
+        return not self._has_varying_shares and size % num_replicas == 0 and num_examples % size == 0
 
     def _numbers(self, positions: Any, seed: int) -> Any:
         """Converts positions in the endless sequence, int64 `[b]`, to numbers and epochs of examples."""

@@ -30,7 +30,7 @@ from ctl.data.batches import (
 from ctl.data.indexed import IndexedData
 from ctl.data.python_batches import PythonBatches
 from ctl.data.row_checks import joined, rows_checked
-from ctl.distribute.row_partition import Share, may_be_empty, num_rows, share
+from ctl.distribute.row_partition import Share, may_be_empty, num_rows, share, with_unknown_rows
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 
@@ -297,6 +297,7 @@ def _open_indexed(
     data: IndexedData, strategy: Any, topology: Topology, seed: Any, start: Any, epochs: Any, indexed: bool
 ) -> Batches:
     total = None if epochs is None else data.num_examples_in(epochs)
+    data = data.with_varying_shares() if topology.is_elastic else data
     windows = None
     if indexed:
         if data.rows.tensors() is None:
@@ -322,7 +323,7 @@ def _open_indexed(
         examples=total,
         is_in_memory=data.is_in_memory,
         share_of=counted_share if data.has_counted_shares(start, total, topology.num_replicas) else Share,
-        has_even_shares=data.batch_size % topology.num_replicas == 0,
+        has_even_shares=data.batch_size % topology.num_replicas == 0 and not topology.is_elastic,
         windows=windows,
         order_seed=data.order_seed(seed),
     )
@@ -349,10 +350,12 @@ def _iterator(dataset: Any, strategy: Any, topology: Topology, skipped: int = 0)
 
     def element(batch: tuple, replica: int) -> Any:
         part = share(joined(batch), replica, topology.num_replicas, counted=is_counted)
+        if topology.is_elastic:
+            part = part._replace(rows=with_unknown_rows(part.rows))
         return tuple(part) if is_counted else part.rows
 
     def replica_batches(first_replica: int, count: int) -> Any:
-        if topology.num_replicas == 1:
+        if topology.max_replicas == 1:
             return dataset
 
         @tf.autograph.experimental.do_not_convert
@@ -382,11 +385,12 @@ def _share_extractor(source: tf.data.Dataset, topology: Topology) -> Callable[[A
 def _has_counted_shares(dataset: Any, topology: Topology) -> bool:
     """Returns True if a share may be empty, so that elements include the number of real rows."""
     rows = num_rows(dataset.element_spec)
-    return not sharding.is_by_tensorflow(dataset, topology) and may_be_empty(rows, topology.num_replicas)
+    may_lack_rows = topology.is_elastic or may_be_empty(rows, topology.num_replicas)
+    return not sharding.is_by_tensorflow(dataset, topology) and may_lack_rows
 
 
 def _has_even_shares(dataset: Any, topology: Topology) -> bool:
     rows = num_rows(dataset.element_spec)
-    if rows is None or rows % topology.num_replicas:
+    if rows is None or rows % topology.num_replicas or topology.is_elastic:
         return False
     return not sharding.is_by_tensorflow(dataset, topology)

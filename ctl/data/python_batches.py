@@ -368,11 +368,7 @@ def _arrays(part: Any, name: str = "x") -> Any:
 def _dataset(batches: Any, first: list[Any], count: int | None, name: str = "x") -> tf.data.Dataset:
     """Returns a dataset of the batches that `batches()` yields.
 
-    Args:
-      batches: () -> iterator of batches, called once per pass.
-      first: Example batches, which define the structure, shapes and dtypes.
-      count: Number of batches, or None if it is unknown.
-      name: Name of the data, for messages.
+    `batches` is called once per pass. `first` are examples, which define structure, shapes and dtypes.
     """
 
     def spec(*arrays: Any) -> tf.TypeSpec:

@@ -191,10 +191,7 @@ def _thread_pool(num_threads: int, process: int) -> ThreadPoolExecutor:
     """Returns the threads that all sources of a process share.
 
     TensorFlow never releases the functions of datasets, so threads of a single source would not end.
-
-    Args:
-      num_threads: Number of threads.
-      process: Identifier of this process, because a fork has no threads.
+    `process` identifies this process, because a fork has no threads.
     """
     del process
     return ThreadPoolExecutor(num_threads, thread_name_prefix="ctl-source")

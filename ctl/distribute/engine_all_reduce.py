@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from ctl.collectives import graph_errors, tensor_ops
 from ctl.collectives.arithmetic import SUM
-from ctl.collectives.calls import Call, Members
+from ctl.collectives.calls import Call, CollectiveGroup, Members
 from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.engine import Engine
 from ctl.collectives.errors import HorovodInternalError
@@ -184,9 +184,18 @@ def can_use_engine(strategy: tf.distribute.Strategy) -> bool:
     )
 
 
-def install_engine(strategy: tf.distribute.Strategy, engine: Engine | None) -> None:
-    """Runs the strategy's collectives on the engine. None selects TensorFlow's launchers again."""
-    collective_launchers.replace_launchers(strategy, None if engine is None else _Launcher(engine))
+def install_engine(
+    strategy: tf.distribute.Strategy, engine: Engine | None, group: CollectiveGroup | None = None
+) -> None:
+    """Runs the strategy's collectives on an engine.
+
+    Args:
+      strategy: Strategy of the job.
+      engine: Engine of this worker. None selects TensorFlow's launchers again.
+      group: Ranks of the collectives of traced functions, if they change. None: all ranks of `engine`.
+    """
+    launcher = None if engine is None else _Launcher(group or _AllWorkers(engine))
+    collective_launchers.replace_launchers(strategy, launcher)
     _engines.pop(strategy, None)
     if engine is not None:
         _engines[strategy] = engine
@@ -238,8 +247,8 @@ class _AllWorkers:
 class _Launcher:
     """Replacement of TensorFlow's `CollectiveReplicaLauncher` that runs collectives on the engine."""
 
-    def __init__(self, engine: Engine):
-        self._group = _AllWorkers(engine)
+    def __init__(self, group: CollectiveGroup):
+        self._group = group
 
     def can_order_nccl(self) -> bool:
         return True

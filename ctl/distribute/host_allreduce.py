@@ -24,12 +24,17 @@ class HostAllReduce:
 
     def __init__(self, strategy: tf.distribute.Strategy, topology: Topology | None = None):
         topology = topology_of(strategy) if topology is None else topology
-        self.num_workers: int = topology.num_workers
+        self._topology = topology
         self._strategy = strategy
         self._shares = topology.num_local_replicas
         self._function = tf.function(
             self._all_reduce, autograph=False, input_signature=[tf.TensorSpec([None], tf.float64)]
         )
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return self._topology.num_workers
 
     def sum(self, values: Any) -> np.ndarray:
         """Returns the sum of `values` `[n]` over the workers `[n]`, identical on all workers."""

@@ -36,6 +36,17 @@ def take_rows(batch: Any, low: Any, high: Any) -> Any:
     return tf.nest.map_structure(take, batch)
 
 
+def with_unknown_rows(batch: Any) -> Any:
+    """Returns a batch whose dense components have no static number of rows. Called while tracing."""
+
+    def relax(component: Any) -> Any:
+        if not isinstance(component, tf.Tensor) or not component.shape.rank:
+            return component
+        return tf.compat.v1.placeholder_with_default(component, [None, *component.shape[1:]])
+
+    return tf.nest.map_structure(relax, batch)
+
+
 def may_be_empty(rows: Any, num_replicas: int) -> bool:
     """Returns True if a share of a batch of `rows` (None: unknown) can have no examples."""
     return num_replicas > 1 and not (isinstance(rows, int) and rows >= num_replicas)

@@ -82,7 +82,7 @@ def make_strategy(
     mpi_cluster.join_if_requested(communication)
     cluster = topology or detection.read_topology()
     if cluster.evaluates:  # on its own devices
-        return _with_topology(_private(), cluster)
+        return with_topology(_private(), cluster)
     if num_virtual_devices:
         devices_lib.split_cpu(num_virtual_devices)
     name = _choose(cluster, devices) if name == "auto" else name
@@ -92,11 +92,11 @@ def make_strategy(
     )  # fmt: skip
     if name == parameter_servers.WORD:
         strategy = parameter_servers.connect_cluster(cluster, devices, variable_partitioner)
-        return _with_topology(strategy, cluster)
+        return with_topology(strategy, cluster)
     _check_cluster(name, cluster)
     if name != "multi_worker":
         strategy = _create_local_strategy(name, devices, num_virtual_devices, cross_device_ops, tpu)
-        return _with_topology(strategy, cluster)
+        return with_topology(strategy, cluster)
     options = communication_lib.options(communication, timeout_secs)
     waits = heartbeat_secs, startup_timeout_secs
     strategy = strategy_factories.multi_worker(
@@ -105,10 +105,11 @@ def make_strategy(
     if communication in engine_all_reduce.ENGINE_COMMUNICATIONS:
         limits = PeerLimits(heartbeat_secs, timeout_secs)
         engine_all_reduce.use_engine(strategy, cluster, limits, communication)
-    return _with_topology(strategy, cluster)
+    return with_topology(strategy, cluster)
 
 
-def _with_topology(strategy: tf.distribute.Strategy, topology: Topology) -> tf.distribute.Strategy:
+def with_topology(strategy: tf.distribute.Strategy, topology: Topology) -> tf.distribute.Strategy:
+    """Stores the topology of a strategy for `topology_of`, and returns the strategy."""
     if kind_of(strategy) is not StrategyKind.DEFAULT:  # the default strategy is a singleton of TensorFlow
         _topologies[strategy] = topology
     return strategy
@@ -232,6 +233,8 @@ def topology_of(strategy: tf.distribute.Strategy) -> Topology:
     A strategy of `make_strategy` stores its topology. For other strategies the environment is read.
     """
     stored = _topologies.get(strategy) or detection.read_topology()
+    if stored.is_elastic:
+        return stored
     replicas = strategy.num_replicas_in_sync
     alone = replace(stored, tasks={}, task_index=0, num_replicas=replicas, num_local_replicas=replicas)
     if stored.evaluates:

@@ -11,6 +11,7 @@ not import TensorFlow.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 TRAINING_TYPES = ("chief", "worker")
 
@@ -72,6 +73,31 @@ class Topology:
     def evaluates(self) -> bool:
         """True in a process that does not train, but evaluates the chief's checkpoints."""
         return self.task_type == "evaluator"
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if workers may join and leave during a run."""
+        return False
+
+    @property
+    def max_replicas(self) -> int:
+        """Largest number of replicas during a run."""
+        return self.num_replicas
+
+    @property
+    def min_replicas(self) -> int:
+        """Smallest number of replicas during a run."""
+        return self.num_replicas
+
+    @property
+    def replica_count(self) -> Any:
+        """Number of replicas when a graph runs: an int, or a variable if the number changes."""
+        return self.num_replicas
+
+    @property
+    def first_replica(self) -> int:
+        """Number of the first replica of this process, constant during a run."""
+        return self.worker_index * self.num_local_replicas
 
     @property
     def address(self) -> str | None:

@@ -23,6 +23,7 @@ from ctl.io.json_lines import JsonLines
 from ctl.launch import worker_channels
 from ctl.launch.ports import free_ports
 from ctl.launch.rank_environment import rank_environ
+from ctl.setting_values import WORKER_RANGE_VARIABLE
 
 LAUNCHER_VARIABLE = "CTL_HVD_RENDEZVOUS"
 REMOVED, ADDED = 1, 2  # bit flags of the second argument of `on_hosts_updated`
@@ -81,7 +82,8 @@ class _Client:
         placement_fields = answer["place"]
         self.must_sync = answer["must_sync"]
         ranks = Ranks(**{**placement_fields, "addresses": tuple(placement_fields["addresses"])})
-        os.environ.update(rank_environ(ranks, os.environ.get("HOROVOD_HOSTNAME", "")))
+        if not os.environ.get(WORKER_RANGE_VARIABLE):  # a program of ctl.hvd
+            os.environ.update(rank_environ(ranks, os.environ.get("HOROVOD_HOSTNAME", "")))
         return ranks
 
     def report_failed_group(self, group: int, reason: str) -> None:

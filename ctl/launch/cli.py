@@ -11,6 +11,7 @@ from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from ctl.io import disk_errors
 from ctl.io.console import print_message, quoted
 from ctl.launch.discovery import find_script
+from ctl.launch.elastic_workers import run_elastic_workers
 from ctl.launch.heartbeat_monitor import Timeouts
 from ctl.launch.host_allocation import (
     Allocation,
@@ -21,11 +22,12 @@ from ctl.launch.host_allocation import (
 )
 from ctl.launch.hosts import LOOPBACK, MAX_WORKERS, parse_host, parse_hosts
 from ctl.launch.log_files import log_dir_lock
-from ctl.launch.option_values import number_in, whole_number
+from ctl.launch.option_values import number_in, whole_number, worker_range
 from ctl.launch.process import check_program
 from ctl.launch.progress import flag_value, local_model_dir
 from ctl.launch.restart_policy import RestartPolicy
 from ctl.launch.supervisor import JobSettings, run_job
+from ctl.setting_values import WorkerRange
 from ctl.supervision import lease
 
 LAUNCH_EXAMPLE = "ctl launch --workers=2 -- python -m models.mnist --model_dir=/tmp/mnist"
@@ -48,6 +50,7 @@ def _converter(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 _workers = _converter(whole_number(1, MAX_WORKERS))
+_workers_or_range = _converter(worker_range(MAX_WORKERS))
 _secs = _converter(number_in(lambda secs: 0 <= secs <= 1e9, "seconds from 0, such as 30"))
 _port = _converter(whole_number(1, 65535))
 _mib = _converter(
@@ -65,7 +68,10 @@ class _Option(NamedTuple):
 
 _OPTIONS: dict[str, list[_Option]] = {
     "the job": [
-        _Option("--workers", _workers, None, "N", "number of workers (default: 1)"),
+        _Option("--workers", _workers_or_range, None, "N", "number of workers, or MIN:MAX for an elastic "
+                "job, which starts MAX and continues while MIN remain (default: 1)"),
+        _Option("--elastic_timeout_secs", _secs, 600.0, "SECS", "with --workers=MIN:MAX: seconds to wait "
+                "for MIN workers, then the job ends with exit code 134 (default: 600)"),
         _Option("--chief", None, False, "",
                 "start a separate chief in addition to the workers (default: worker 0 is the chief)"),
         _Option("--ps", _workers, 0, "N",
@@ -127,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
         options, command = parse_launch(list(argv))
         if options is None:
             return EXIT_DONE
-        allocation = build_allocation(options)
+        allocation = None if isinstance(options.workers, WorkerRange) else build_allocation(options)
         check_program(command[0], _PROGRAM_FIX)
         _check_model_dir_is_free(command)
         log_dir = choose_log_dir(options.log_dir, command)
@@ -137,6 +143,8 @@ def main(argv: Sequence[str]) -> int:
             print_message("parameter servers require a coordinator; starting a chief (--chief)")
         settings = _job_settings(options, command)
         with log_dir_lock(log_dir):
+            if allocation is None:
+                return run_elastic_workers(command, options, settings, log_dir)
             return run_job(command, allocation=allocation, log_dir=log_dir, settings=settings)
     except UsageError as e:
         print_message(str(e))

@@ -9,7 +9,7 @@ started on new hosts, and processes on hosts that are no longer listed exit.
 import math
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,8 @@ class ElasticJob:
         *,
         nics: str | None = None,
         listens_at: str = "0.0.0.0",
+        is_permanent: Callable[[ProcessExit], bool] = lambda process_exit: False,
+        report: Callable[[str], object] = report,
     ):
         """Binds the port for connections from the workers.
 
@@ -58,12 +60,14 @@ class ElasticJob:
           source: Source of host lists.
           nics: Names of network interfaces, separated by commas.
           listens_at: An address of this machine.
+          is_permanent: Returns True for the end of a process that ends the job.
+          report: Prints a message of the launcher.
         """
         self.completed_workers: list[tuple[int, int]] = []
         self._job = job
         self._hosts = hosts
         self._source = source
-        self._nics = nics
+        self._nics, self._is_permanent, self._report = nics, is_permanent, report
         self._membership = Membership(limits, hosts)
         self._channels = WorkerChannels(job.private["CTL_HVD_SECRET"], listens_at)
         self._heartbeats = job.create_heartbeat_monitor()
@@ -73,6 +77,12 @@ class ElasticJob:
         self._newest_host_loss: ProcessExit | None = None  # of a host, which is retried
         self._failure_after_success: ProcessExit | None = None  # after the first successful end
         self._reported_problem = ""
+        self._is_permanent_failure = False
+
+    @property
+    def lacks_workers(self) -> bool:
+        """True if the job has ended because too few processes were running."""
+        return bool(self._membership.failure) and not self._is_permanent_failure
 
     def run(self) -> int:
         """Runs until the job is complete or cannot continue. Returns its exit code."""
@@ -118,13 +128,13 @@ class ElasticJob:
             self._handle_exit(process_exit)
         hang = self._heartbeats.find_hang(self._group)
         if hang:
-            report(f"process {hang.task.task_index} {hang.description}; killing it")
+            self._report(f"process {hang.task.task_index} {hang.description}; killing it")
             self._kill(hang.task.task_index)
         group = self._membership.form_group()
         if group:
             self._assign_ranks(group)
         for worker in self._membership.find_overdue_members():
-            report(f"process {worker.number} did not join the new group in time; killing it")
+            self._report(f"process {worker.number} did not join the new group in time; killing it")
             self._kill(worker.number)
         self._dismiss_surplus_workers()
         self._send_change()
@@ -142,9 +152,9 @@ class ElasticJob:
             if discovery.is_broken and not self._hosts.hosts:
                 raise UsageError(f"--host-discovery-script: {discovery.problem}")
             if discovery.problem != self._reported_problem:
-                report(f"{discovery.problem}; keeping the previous list of hosts")
+                self._report(f"{discovery.problem}; keeping the previous list of hosts")
         elif self._hosts.update(discovery.hosts):
-            report(f"hosts: {format_hosts(self._hosts.hosts)}")
+            self._report(f"hosts: {format_hosts(self._hosts.hosts)}")
             if self._membership.find_free_slots():  # members continue until processes wait in the new slots
                 self._send_to_members({"notice": ADDED, "time": time.time()})
         self._reported_problem = discovery.problem
@@ -169,7 +179,9 @@ class ElasticJob:
         worker = self._membership.record_connect_failure(number, group)
         if worker is None:
             return
-        report(f"process {number} could not connect to its peers in group {group}; forming the group again")
+        self._report(
+            f"process {number} could not connect to its peers in group {group}; forming the group again"
+        )
         self._send_to_members({"lost": worker.rank, "why": error_message}, excluded=worker)
 
     def _start_worker(self, slot: Slot) -> None:
@@ -180,7 +192,7 @@ class ElasticJob:
                 resolve_addresses([Host("localhost"), host], self._nics)[0] if remote else LOOPBACK
             )
         except UsageError as e:
-            report(f"{e}; {self._hosts.record_outage(slot.host)}")
+            self._report(f"{e}; {self._hosts.record_outage(slot.host)}")
             return
         ranks_of_process = _plan_ranks(self._membership.select_target_slots(), slot)
         environ = self._job.build_environ(ranks_of_process, host.address, is_here=remote is None)
@@ -189,9 +201,11 @@ class ElasticJob:
             "HOROVOD_ELASTIC": "1",
             "CTL_HVD_RENDEZVOUS": f"{launcher_address}:{self._channels.port}",
             "CTL_HVD_WORKER": str(number),
+            "CTL_ELASTIC_NEWCOMER": str(int(self._membership.number > 0)),
+            "CTL_ELASTIC_SLOT": str(slot.index),
         }
         if self._job.is_verbose or self._membership.number:
-            report(f"starting process {number} on {host.address}, local rank {slot.index}")
+            self._report(f"starting process {number} on {host.address}, local rank {slot.index}")
         self._job.start(self._group, self._heartbeats, _task(number), environ, remote)
 
     def _handle_exit(self, process_exit: ProcessExit) -> None:
@@ -209,7 +223,10 @@ class ElasticJob:
         next_use = "its host is no longer listed"
         if self._hosts.is_listed(host):
             next_use = self._note_failure(host, process_exit)
-        report(f"process {number} on {host} {describe_end(process_exit)}; {next_use}")
+        self._report(f"process {number} on {host} {describe_end(process_exit)}; {next_use}")
+        if self._is_permanent(process_exit):
+            membership.failure = membership.failure or f"process {number} {describe_end(process_exit)}"
+            self._first_cause, self._is_permanent_failure = process_exit, True
         if process_exit.loss == OUTSIDE:
             self._newest_host_loss = process_exit
         else:
@@ -259,7 +276,7 @@ class ElasticJob:
             if not self._channels.send(worker.number, message):
                 self._membership.set_waiting(worker.number, None)
         numbers = ", ".join(str(w.number) for w in group.workers)
-        report(
+        self._report(
             f"group {group.number}: {len(rank_addresses)} ranks, processes in the order of ranks: {numbers}"
         )
 
@@ -272,7 +289,7 @@ class ElasticJob:
                 continue
             self._membership.dismiss(worker.number)
             self._leave_deadlines[worker.number] = now_secs + FAILURE_GRACE_SECS
-            report(
+            self._report(
                 f"process {worker.number} on {worker.slot.host} no longer has a slot; requesting its exit"
             )
             if not self._channels.send(worker.number, {"leave": True}):
@@ -306,16 +323,18 @@ class ElasticJob:
         failure_after_success = self._failure_after_success
         cause = failure_after_success or self._first_cause or self._newest_host_loss
         if signals.received:
-            report("stopped by " + signal.Signals(signals.received[0]).name)
+            self._report("stopped by " + signal.Signals(signals.received[0]).name)
             return 128 + signals.received[0]
         if self._membership.failure:
-            report(f"ending the job: {self._membership.failure}")
+            self._report(f"ending the job: {self._membership.failure}")
             if cause:
                 number = cause.task.task_index
-                report(f"process {number} {describe_end(cause)} (the first failure)")
+                self._report(f"process {number} {describe_end(cause)} (the first failure)")
             return cause.exit_code if cause else EXIT_FAILED
         if failure_after_success:
-            report(f"process {failure_after_success.task.task_index} {describe_end(failure_after_success)}")
+            self._report(
+                f"process {failure_after_success.task.task_index} {describe_end(failure_after_success)}"
+            )
             return failure_after_success.exit_code
         return EXIT_DONE
 

@@ -119,6 +119,7 @@ class Limits:
       maximum: Maximum number of processes, None for all slots.
       timeout_secs: Timeout for enough processes.
       max_resets: Maximum number of groups after the first, None for no limit.
+      start_timeout_secs: Timeout for the first group. None: `timeout_secs`.
     """
 
     initial: int
@@ -126,6 +127,7 @@ class Limits:
     maximum: int | None = None
     timeout_secs: float = 600.0
     max_resets: int | None = None
+    start_timeout_secs: float | None = None
 
 
 @dataclass(frozen=True)
@@ -318,8 +320,10 @@ class Membership:
         """Returns members that missed the timeout, to be killed. Without such members the job fails."""
         if not self.is_forming or self._waiting_since_secs is None:
             return []
-        waited_secs = self.hosts.clock() - self._waiting_since_secs
-        if waited_secs < self.limits.timeout_secs:
+        waited_secs, timeout_secs = self.hosts.clock() - self._waiting_since_secs, self.limits.timeout_secs
+        if not self.number and self.limits.start_timeout_secs is not None:
+            timeout_secs = self.limits.start_timeout_secs
+        if waited_secs < timeout_secs:
             return []
         overdue = [w for w in self.members if not w.port]
         if overdue:

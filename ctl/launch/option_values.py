@@ -8,6 +8,9 @@ import math
 import re
 from collections.abc import Callable
 
+from ctl.errors import UsageError
+from ctl.setting_values import WorkerRange, parse_worker_range
+
 Convert = Callable[[str], object]
 
 
@@ -19,6 +22,20 @@ def whole_number(minimum: int, maximum: int = 10**9) -> Convert:
             upper_limit = f" to {maximum}" if maximum < 10**9 else ""
             raise ValueError(f"expected a whole number from {minimum}{upper_limit}")
         return int(value)
+
+    return convert
+
+
+def worker_range(maximum: int) -> Convert:
+    """Returns a converter for a number of workers from 1, or for "MIN:MAX"."""
+
+    def convert(value: str) -> int | WorkerRange:
+        if ":" not in value:
+            return int(str(whole_number(1, maximum)(value)))
+        try:
+            return parse_worker_range("--workers", value)
+        except UsageError as e:
+            raise ValueError(str(e).partition("; ")[2].rstrip(".")) from None
 
     return convert
 

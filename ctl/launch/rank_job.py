@@ -41,6 +41,7 @@ class RankJob:
       binds_gpus: If True, each rank can access only the GPU of its local rank.
       is_verbose: If True, reports each start.
       heartbeat_timeout_secs: Silence after which a rank counts as hung (seconds). 0 disables it.
+      sets_ranks: If False, the processes do not receive HOROVOD_RANK and the other variables of ranks.
       private: Variables of the processes of this job, which never appear on a command line.
     """
 
@@ -52,6 +53,7 @@ class RankJob:
     binds_gpus: bool = False
     is_verbose: bool = False
     heartbeat_timeout_secs: float = 60.0
+    sets_ranks: bool = True
     private: Mapping[str, str] = field(default_factory=lambda: {"CTL_HVD_SECRET": secrets.token_hex(32)})
 
     def create_process_group(self) -> ProcessGroup:
@@ -67,7 +69,7 @@ class RankJob:
 
     def build_environ(self, rank_info: Ranks, host: str, *, is_here: bool) -> dict[str, str]:
         """Returns the variables of one rank. Raises UsageError if there is no GPU for it."""
-        environ = {**self.environ, **rank_environ(rank_info, host)}
+        environ = {**self.environ, **(rank_environ(rank_info, host) if self.sets_ranks else {})}
         if self.binds_gpus:
             environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(rank_info.local_rank, is_here=is_here)
         return environ

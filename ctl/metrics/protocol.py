@@ -258,6 +258,7 @@ class RunEnd(enum.Enum):
     SIGNAL = "stopped by a signal"
     TIME_LIMIT = "stopped by the time limit"
     TRAINING_ENDED = "the training has ended"  # end of an evaluator
+    WORKERS_CHANGED = "the workers have changed"  # of an elastic job, which continues
     FAILED = "failed"
 
 

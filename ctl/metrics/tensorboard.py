@@ -15,6 +15,7 @@ from ctl.metrics.event_files import import_file_system
 from ctl.metrics.protocol import Ended, EvaluationSets, Event, MetricWriter, Saved, Shown, Started, Traced
 from ctl.metrics.publishing import EVERY_SECS
 from ctl.metrics.tensorboard_log import TensorBoardLog
+from ctl.setting_values import WORKER_RANGE_VARIABLE
 
 _HANDLED_EVENTS = (Started, Traced, Saved, EvaluationSets, Ended, *get_args(Shown))
 _STOP = object()
@@ -55,7 +56,9 @@ class TensorBoardWriter(MetricWriter):
     ) -> None:
         self._logs_dir = paths.path(logs_dir)
         self._queue_size = queue_size
-        default_secs = EVERY_SECS if paths.is_url(logs_dir) else _LOCAL_FLUSH_SECS
+        # in an elastic job less than the interval of snapshots, from which another worker continues the log
+        local_secs = 0.25 if os.environ.get(WORKER_RANGE_VARIABLE) else _LOCAL_FLUSH_SECS
+        default_secs = EVERY_SECS if paths.is_url(logs_dir) else local_secs
         self._flush_every_secs = default_secs if flush_every_secs is None else flush_every_secs
         self._close_timeout_secs = close_timeout_secs
         self._clock = clock

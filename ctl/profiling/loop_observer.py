@@ -6,9 +6,10 @@ class LongestStep(LoopObserver):
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ctl.checkpoints.protocol import Manifest
 from ctl.config import Config
 from ctl.data.batches import Batches
 from ctl.distribute.world import World
@@ -51,6 +52,7 @@ class ObserverInputs:
       timer: Times of the steps. None where steps cannot be timed.
       writers: Metric writers.
       log_dir: Directory of the event files, or "" without one.
+      manifest: Returns the manifest of the state after a step; collective. The due actions are complete.
     """
 
     config: Config
@@ -58,6 +60,7 @@ class ObserverInputs:
     timer: StepTimes | None
     writers: WriterGroup
     log_dir: str
+    manifest: Callable[[int], Manifest]
 
 
 class LoopObserver:

@@ -21,7 +21,7 @@ from ctl.step.finiteness import SKIPPED
 from ctl.step.keras_metrics import is_metric
 
 
-def add_regularization(loss: Any, regularization: Any, num_shares: int) -> Any:
+def add_regularization(loss: Any, regularization: Any, num_shares: Any) -> Any:
     """Adds this replica's share of losses that are added once per step.
 
     Args:
@@ -34,7 +34,7 @@ def add_regularization(loss: Any, regularization: Any, num_shares: int) -> Any:
     """
     losses = [] if regularization is None else tf.nest.flatten(regularization)
     terms = [tf.cast(tf.reduce_sum(term), loss.dtype) for term in losses]
-    return loss + tf.add_n(terms) / num_shares if terms else loss
+    return loss + tf.add_n(terms) / tf.cast(num_shares, loss.dtype) if terms else loss
 
 
 def average(

@@ -98,12 +98,9 @@ def _path(mask: Any, batch: list[tf.Tensor]) -> list[tf.Operation]:
 
 
 def _repeated(mask: Any, path: list[tf.Operation], tensor_by_ref: dict[Any, tf.Tensor]) -> tf.Tensor:
-    """Returns the mask of another batch, in the current graph.
+    """Returns the mask of another batch, in the current graph, with the operations in `path`.
 
-    Args:
-      mask: Mask of the first batch.
-      path: Operations between the first batch and its mask.
-      tensor_by_ref: Tensors of the other batch by the references of those of the first one.
+    `tensor_by_ref` has the tensors of the other batch by the references of those of the first one.
     """
     for op in path:
         if not any(t.ref() in tensor_by_ref for t in op.inputs):

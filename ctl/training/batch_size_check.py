@@ -20,14 +20,7 @@ class BatchSizeCheck:
         self._num_steps = 0
 
     def after_log(self, size: int, num_replicas: int, batches: Batches, interval: Interval) -> None:
-        """Checks the batches of an interval, after `interval.fetch`.
-
-        Args:
-          size: Global batch size.
-          num_replicas: Number of replicas.
-          batches: Training data.
-          interval: Totals of the steps.
-        """
+        """Checks the batches of an interval, after `interval.fetch`. `size` is the global batch size."""
         rows = interval.num_examples() / max(1, interval.steps)
         self._is_complete |= interval.has_full_batches()
         self._num_steps += interval.steps

@@ -158,34 +158,34 @@ class Checkpointing:
         """Sets the number of batches of a pass over data of unknown length."""
         self.progress = replace(self.progress, pass_batches=num_batches)
 
+    def record_data(self, step: int, batches: Batches) -> None:
+        """Sets the position in the training data, which are open, after `step`."""
+        self.advance(step, batches)
+        self.progress = replace(
+            self.progress,
+            data_position_mode=batches.mode,
+            data_description=batches.description,
+            iterator_state=batches.iterator_state(self.progress.examples),
+            order_seed=batches.order_seed,
+        )
+
     def record_saved(self, step: int) -> None:
         """Sets the step of the newest checkpoint."""
         self.saved_step = step
 
-    def save(
-        self, step: int, configuration: Mapping[str, Any], batches: Batches | None = None
-    ) -> str | None:
+    def save(self, step: int, configuration: Mapping[str, Any], *, has_data: bool = False) -> str | None:
         """Saves a checkpoint of `step`. All workers call it at the same step.
 
         Args:
           step: Number of completed steps.
           configuration: Settings and versions for the manifest.
-          batches: Open training data, within a run.
+          has_data: True within a run, after `record_data`.
 
         Returns:
           The path, on a worker that has written the checkpoint before the return; else None.
         """
-        if batches is not None:
-            self.advance(step, batches)
-            self.progress = replace(
-                self.progress,
-                data_position_mode=batches.mode,
-                data_description=batches.description,
-                iterator_state=batches.iterator_state(self.progress.examples),
-                order_seed=batches.order_seed,
-            )
-            if self.position is not None:
-                self.position.capture()
+        if has_data and self.position is not None:
+            self.position.capture()
         worker_state = self._reducer.worker_state if self.can_save else None
         if worker_state is not None:
             worker_state.gather()

@@ -12,6 +12,7 @@ from ctl.checkpoints.retention import Keep
 from ctl.config import Config
 from ctl.distribute import strategies
 from ctl.distribute.topology import Topology
+from ctl.elastic import membership, requirements
 from ctl.errors import UsageError
 from ctl.metrics.adapter import MetricWriterLike
 from ctl.setting_values import are_names
@@ -40,9 +41,11 @@ def strategy_of(
     check_outer_optimizer(config)
     check_writer_names(config.writers, config.model_dir)
     if not isinstance(config.strategy, str):
-        return config.strategy
+        return membership.checked_strategy(config.strategy, config)
     if flags is None:
         flags = {n: v for n, v in dataclasses.asdict(config).items() if n not in _MAY_DIFFER}
+    if requirements.is_requested(config):
+        return membership.create_strategy(config, flags)
     return strategies.make_strategy(
         config.strategy,
         devices=config.devices,

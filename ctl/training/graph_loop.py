@@ -266,9 +266,9 @@ class StepLoop:
             return has_batch
 
         def count(value: Any) -> Any:
-            return replica_sum.sum_over_all_replicas(tf.cast(value, tf.int32))
+            return replica_sum.sum_over_all_replicas(1 - tf.cast(value, tf.int32))
 
         timer = self._step.timer
         exchange = lambda: self._strategy.run(count, (has_batch,))  # noqa: E731
         total = exchange() if timer is None else timer.of_sum([has_batch], exchange)
-        return tf.equal(total, self._workers)
+        return tf.equal(total, 0)

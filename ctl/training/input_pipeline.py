@@ -8,7 +8,7 @@ from ctl.data import eval_sets, limits, pipeline, row_windows
 from ctl.data.batches import Batches
 from ctl.data.parts import open_parts
 from ctl.errors import UsageError
-from ctl.training import asynchronous
+from ctl.parameter_server.worker_data import open_train_per_worker
 from ctl.training.prepared import PreparedTrainer
 
 
@@ -73,7 +73,7 @@ def _open_batches(prepared: PreparedTrainer, steps: int | None, epochs: float | 
                 "train_data_fn returns each worker's part of a synchronous batch, and workers of parameter "
                 "servers are asynchronous. Write train_data, with global batches."
             )
-        return asynchronous.open_worker_data(
+        return open_train_per_worker(
             train_data,
             world.strategy,
             start_examples=progress.examples,

@@ -4,6 +4,7 @@ import contextlib
 import pkgutil
 from collections.abc import Callable
 
+from ctl.checkpoints.protocol import Manifest
 from ctl.metrics.group import WriterGroup
 from ctl.profiling.loop_observer import LoopObserver, ObserverInputs
 from ctl.profiling.step_profiler import ProfiledRun, StepProfiler
@@ -18,6 +19,7 @@ from ctl.training.update_check import UpdateCheck
 OPTIONAL = (
     "ctl.profiling.stragglers:create_stragglers",
     "ctl.profiling.trace_window:create_trace",
+    "ctl.elastic.observer:create_observer",
 )  # fmt: skip
 
 
@@ -43,9 +45,9 @@ def create_observers(
     graph_loop: GraphLoop,
     profiler: StepProfiler,
     writers: WriterGroup,
-    *,
     log_dir: str,
     check_lease: Callable[[], None],
+    manifest: Callable[[int], Manifest],
 ) -> ObserverGroup:
     """Creates the observers of a run, in the order of their calls."""
     world, timer = prepared.world, prepared.programs.timer
@@ -56,7 +58,7 @@ def create_observers(
         UpdateCheck(prepared.task, graph_loop, is_chief=world.topology.is_chief),
         profiler,
     ]
-    inputs = ObserverInputs(prepared.config, world, timer, writers, log_dir)
+    inputs = ObserverInputs(prepared.config, world, timer, writers, log_dir, manifest)
     optional = [pkgutil.resolve_name(name)(inputs) for name in OPTIONAL]
     return ObserverGroup([*observers, *(observer for observer in optional if observer is not None)])
 

@@ -130,7 +130,7 @@ def _build(trainer: Any, world: World) -> Sequence[Callback]:
             keras_metrics.count_outside_replicas(task.metrics)
     if world.topology.is_chief:
         precision.log_models_with_own_policy(task.models, precision_name)
-    if world.topology.num_replicas > 1:
+    if world.topology.max_replicas > 1:
         randomness.differ_by_replica(task.owners)
     return callbacks
 
@@ -138,10 +138,10 @@ def _build(trainer: Any, world: World) -> Sequence[Callback]:
 def _timer(config: Config, world: World) -> StepTimes | None:
     """Creates the timer of the steps, or returns None where steps cannot be timed."""
     topology = world.topology
-    is_wanted = topology.num_workers > 1 or profile_report.requested() is not None
+    is_wanted = topology.num_workers > 1 or topology.is_elastic or profile_report.requested() is not None
     if not is_wanted or config.jit_compile == "loop" or world.is_asynchronous:
         return None
-    return StepTimes(topology.worker_index * topology.num_local_replicas)
+    return StepTimes(topology.first_replica)
 
 
 def _reducer_inputs(

@@ -10,13 +10,13 @@ from ctl.config import Config
 from ctl.distribute import communication_choice, engine_all_reduce
 from ctl.distribute.keras_objects import unwrap
 from ctl.distribute.world import World
+from ctl.parameter_server.scheduled_loop import ScheduledLoop
 from ctl.step import keras_metrics
 from ctl.step.reducers.reducer import GradientReducer
 from ctl.step.reducers.sum import SumReducer, sum_over_replicas
 from ctl.step.replica_step import ReplicaStep, UserStep
 from ctl.step.skip_nonfinite import Skipping
 from ctl.step.step_times import StepTimes
-from ctl.training import asynchronous
 from ctl.training.compiled_loop import CompiledLoop
 from ctl.training.graph_loop import StepLoop
 from ctl.training.loop import GraphLoop
@@ -98,7 +98,7 @@ class ProgramCache:
         strategy, step = self._world.strategy, self._train_step()
         arguments: dict[str, Any] = {"counter": self._counter, "trained": self._trained_variables}
         if self._world.is_asynchronous:
-            return asynchronous.create_loop(strategy, step, **arguments)
+            return ScheduledLoop(strategy, step, **arguments)
         if self._config.jit_compile == "loop":
             return CompiledLoop(strategy, step, **arguments)
         return StepLoop(strategy, step, self._world.topology, single=is_single, **arguments)
@@ -124,7 +124,7 @@ class ProgramCache:
         skipping: Skipping,
         timer: StepTimes | None = None,
     ) -> ReplicaStep:
-        num_replicas = self._world.topology.num_replicas
+        num_replicas = self._world.topology.max_replicas
         batch_size, accumulate_steps = self._config.global_batch_size, user_step.settings().accumulate_steps
         return ReplicaStep(
             user_step,
@@ -155,7 +155,7 @@ class ProgramCache:
     def _choose_communication(self, resumed: Manifest | None) -> None:
         """Installs the communication path of the restored checkpoint, or the faster one."""
         config, world, topology = self._config, self._world, self._world.topology
-        if config.communication not in ("auto", "tcp"):
+        if config.communication not in ("auto", "tcp") or topology.is_elastic:
             return
         if not engine_all_reduce.can_use_engine(world.strategy):
             return

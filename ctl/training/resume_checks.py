@@ -101,13 +101,7 @@ def check_configuration(
 def warn_of_restored_rate(
     resumed: Manifest | None, configuration: Mapping[str, Any], rate: float | None
 ) -> None:
-    """Logs a warning if a setting for the learning rate has changed and the optimizer was restored.
-
-    Args:
-      resumed: Manifest of the checkpoint, or None.
-      configuration: Settings and versions of this run, as in manifests.
-      rate: Learning rate of the restored optimizer, or None.
-    """
+    """Logs a warning if a setting for the learning rate differs from `rate`, that of the optimizer."""
     if resumed is None or not resumed.config or rate is None:
         return
     for name in _RATE_NAMES:

@@ -8,7 +8,9 @@ import numpy as np
 from ctl.callbacks.best_value import BestRecord
 from ctl.callbacks.protocol import EVENTS
 from ctl.callbacks.schedule import NO_ACTION, Action, Every, combined
+from ctl.checkpoints.protocol import Manifest
 from ctl.data.batches import Batches
+from ctl.distribute.host_allreduce import HostAllReduce
 from ctl.distribute.keras_objects import failed_callback
 from ctl.metrics.figures import array_event
 from ctl.metrics.group import WriterGroup
@@ -19,6 +21,7 @@ from ctl.training import evaluation, resume_checks, run_metadata
 from ctl.training.callback_runner import BestWeights, CallbackRunner
 from ctl.training.kept_best import KeptBest
 from ctl.training.loop import Interrupted, Loop, LoopHooks, RollBack, TrainLoop
+from ctl.training.loop_length import Interval
 from ctl.training.loop_observers import create_observers, create_profiler
 from ctl.training.marks import Marks
 from ctl.training.prepared import PreparedTrainer
@@ -62,7 +65,7 @@ class Run:
         )
         self.profiler = create_profiler(prepared, options, writers)
         self.observers = create_observers(
-            prepared, graph_loop, self.profiler, writers, log_dir=options.log_dir, check_lease=check_lease
+            prepared, graph_loop, self.profiler, writers, options.log_dir, check_lease, self._manifest
         )
         save_request = prepared.activity.save_request
         self.loop = TrainLoop(
@@ -173,7 +176,9 @@ class Run:
         for loop in loops:
             step = loop.step
             self._in_pass += loop.steps
-            nonfinite = self._must_roll_back_nonfinite(loop)
+            nonfinite = self._rolls_back_on_nonfinite and _has_skipped_steps(
+                loop, self._interval, self._all_reduce
+            )
             due = NO_ACTION if nonfinite else loop.due
             if due and Action.LOG in due:
                 self._log(step)
@@ -250,13 +255,6 @@ class Run:
                 is_due = only_at_end or Action.EVALUATE in marks
                 self._evaluate(step, Action.EVALUATE if is_due else _EVALUATION)
         self._save(step, self._pending)
-
-    def _must_roll_back_nonfinite(self, loop: Loop) -> bool:
-        """Returns True if a step was skipped as not finite, and the policy is to roll back."""
-        if not (self._rolls_back_on_nonfinite and loop.steps):
-            return False
-        self._interval.fetch(self._all_reduce.sum)
-        return self._interval.means_since(loop.before).get(SKIPPED, 0.0) > 0.0
 
     def _roll_back_if_requested(self, loop: Loop, nonfinite: bool) -> None:
         """Raises RollBack if it is requested, unless the run stops."""
@@ -344,15 +342,21 @@ class Run:
         if self._saved_at == step:
             return
         self._saved_at = step
+        self._manifest(step, pending)
+        with heartbeat.current.enter_phase(heartbeat.SAVING), self.profiler.saving():
+            configuration = run_metadata.plain_configuration(self._prepared, self._options)
+            path = self._checkpointing.save(step, configuration, has_data=True)
+        if path is not None:
+            self.writers.note(Saved(step, path))
+
+    def _manifest(self, step: int, pending: Action = NO_ACTION) -> Manifest:
+        """Records the state after `step`, and returns its manifest without settings. Collective."""
         if self._interval.steps:
             self._interval.fetch(self._all_reduce.sum)
         metrics = self._metrics if self._evaluated_at == step else {}
         self._checkpointing.record_state(metrics, self._state(pending))
-        with heartbeat.current.enter_phase(heartbeat.SAVING), self.profiler.saving():
-            configuration = run_metadata.plain_configuration(self._prepared, self._options)
-            path = self._checkpointing.save(step, configuration, self.batches)
-        if path is not None:
-            self.writers.note(Saved(step, path))
+        self._checkpointing.record_data(step, self.batches)
+        return self._checkpointing.manifest(step, {})
 
     def _state(self, pending: Action) -> dict[str, Any]:
         """Returns the state for the manifest: sums since the last log, pending actions, callbacks."""
@@ -362,6 +366,14 @@ class Run:
             "watchers": self._callbacks.state(),
             "kept_best": self._kept_best.state(),
         }
+
+
+def _has_skipped_steps(loop: Loop, interval: Interval, all_reduce: HostAllReduce) -> bool:
+    """Returns True if a step of the loop was skipped as not finite. Collective."""
+    if not loop.steps:
+        return False
+    interval.fetch(all_reduce.sum)
+    return interval.means_since(loop.before).get(SKIPPED, 0.0) > 0.0
 
 
 def note_epoch_length(writers: WriterGroup, options: RunOptions, batches: Batches) -> None:

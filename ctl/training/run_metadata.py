@@ -103,14 +103,7 @@ def parameters_of(prepared: PreparedTrainer) -> tuple[Parameter, ...]:
 
 
 def describe_trainer(class_name: str, world: World, model_dir: str | None, prepared: Any) -> str:
-    """Returns the `repr` of a trainer. It builds no model.
-
-    Args:
-      class_name: Name of the trainer's class.
-      world: Processes of the job.
-      model_dir: Directory of the run, or None.
-      prepared: The `PreparedTrainer`, or None before the model is built.
-    """
+    """Returns the `repr` of a trainer. `prepared` is None before the model is built."""
     num_replicas, step = world.topology.num_replicas, 0
     if prepared is not None:
         checkpointing = prepared.checkpointing

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ctl.distribute import engine_all_reduce, exit_barrier
+from ctl.elastic import recovery, requirements
 from ctl.errors import UsageError
 from ctl.metrics.protocol import Ended, Exported, RunEnd, RunInfo, Saved, Started
 from ctl.metrics.results import Results
@@ -82,8 +83,9 @@ def train(prepared: PreparedTrainer, options: RunOptions, request: RunRequest) -
             writers.note(Exported(prepared.step, tuple(paths)))
     except BaseException as e:
         stack.enter_context(interruption)  # a signal does not prevent the report of the error
-        outcome, error = RunEnd.FAILED, ends.error_to_raise(e, prepared)
-        error_name, error_text = type(error).__name__, ends.describe(error)
+        outcome, error = recovery.outcome_of(e, prepared.world), ends.error_to_raise(e, prepared)
+        if outcome is RunEnd.FAILED:
+            error_name, error_text = type(error).__name__, ends.describe(error)
         if error is not e:
             raise error from e
         raise
@@ -159,6 +161,7 @@ def _open(
     writers = default_writers.writers_of_run(
         config.model_dir, options, is_chief=is_chief, check_lease=request.check_lease
     )
+    requirements.check_run(config, task, batches, can_roll_back=prepared.callbacks.rolls_back)
     run = Run(prepared, options, batches, writers, total, request.check_lease)
     resumed_from = run_metadata.resumed_line(resumed, total)
     return run, run_metadata.run_info(prepared, options, batches), resumed_from

@@ -1,0 +1,1 @@
+"""Training that continues in the same processes when workers leave or join."""

@@ -1,0 +1,141 @@
+"""Elastic training with real processes: workers are killed and join, and training continues exactly."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import training
+from conftest import PROGRAMS, some_of
+
+pytestmark = pytest.mark.workers
+FLAGS = ("--dropout=0", "--save_every_steps=0")
+FACTS = re.compile(r"\[(\d+)\]<stdout>:(\{.*\})")
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """A function that runs an elastic job, and returns its result and its JSON lines."""
+    command = training.command
+
+    def command_of(*arguments, **options):
+        return [
+            str(PROGRAMS / "leaving.py") if word == str(PROGRAMS / "faulty.py") else word
+            for word in command(*arguments, **options)
+        ]
+
+    monkeypatch.setattr(training, "command", command_of)
+
+    def run(model_dir, *flags, workers="1:3", **options):
+        result = training.run(model_dir, *FLAGS, *flags, workers=workers, **options)
+        return result, [json.loads(text) for _, text in FACTS.findall(result.output)]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The model_dir of a run on one device."""
+    model_dir = tmp_path_factory.mktemp("unbroken") / "m"
+    result = training.run(model_dir, *FLAGS)
+    assert result.code == 0, result.output
+    return model_dir
+
+
+def check_is_exact(model_dir: Path, expected: Path) -> None:
+    """Checks losses, weights and slots within a tolerance, and that each example was used once."""
+    losses, expected_losses = training.trace(model_dir), training.trace(expected)
+    assert list(losses) == list(expected_losses) == list(range(1, training.STEPS + 1))
+    np.testing.assert_allclose(list(losses.values()), list(expected_losses.values()), rtol=0, atol=1e-5)
+    restored, values = training.tensors(model_dir), training.tensors(expected)
+    assert restored.keys() == values.keys()
+    for name, value in values.items():
+        np.testing.assert_allclose(restored[name], value, rtol=0, atol=1e-5, err_msg=name)
+    (counts,) = (value for name, value in restored.items() if name.startswith("seen/"))
+    assert counts.tolist() == [1.0] * len(counts)
+
+
+def sizes_of(facts: list[dict]) -> list[int]:
+    """Returns the numbers of workers in the order of time, without repetitions."""
+    sizes = [f["size"] for f in sorted(facts, key=lambda f: f["time"]) if "size" in f]
+    return [size for i, size in enumerate(sizes) if not i or sizes[i - 1] != size]
+
+
+CASES = {
+    "the chief": ("kill@13:0", 2),
+    "another worker": ("kill@13:2", 2),
+    "two at once": ("kill@13:1 kill@13:2", 1),
+    "the chief and another": ("kill@13:0 kill@13:2", 1),
+}
+
+
+@pytest.mark.parametrize("case", some_of(sorted(CASES), "the chief"))
+def test_the_remaining_workers_continue_in_the_same_processes(start, unbroken, tmp_path, case):
+    faults, num_remaining = CASES[case]
+    result, facts = start(tmp_path / "m", faults=faults)
+    assert result.code == 0, result.output[-6000:]
+    assert result.output.count("fault: kill at 13") == len(faults.split())
+    check_is_exact(tmp_path / "m", unbroken)
+    last_pids = {f["pid"] for f in facts if f.get("step") == training.STEPS}
+    assert len(last_pids) == num_remaining and last_pids <= {f["pid"] for f in facts if f.get("step") == 1}
+    assert sizes_of(facts) == [3, num_remaining]
+    traces = [f["pid"] for f in facts if "traced" in f]
+    assert sorted(traces) == sorted(set(traces))  # the traced functions are used again
+
+
+@pytest.mark.slow
+def test_three_chiefs_in_a_row_are_replaced_without_gaps_in_the_metrics(start, unbroken, tmp_path):
+    faults = "kill@9:0 kill@19:0 kill@29:0"
+    result, facts = start(tmp_path / "m", workers="1:4", faults=faults)
+    assert result.code == 0, result.output[-6000:]
+    check_is_exact(tmp_path / "m", unbroken)
+    assert sizes_of(facts) == [4, 3, 2, 1]
+
+
+def test_losses_have_the_same_bits_while_the_number_of_workers_is_unchanged(start, tmp_path):
+    whole, _ = start(tmp_path / "whole", workers="1:2")
+    broken, facts = start(tmp_path / "broken", workers="1:2", faults="kill@21:1")
+    assert (whole.code, broken.code) == (0, 0), broken.output[-6000:]
+    first_step = min(f["step"] for f in facts if f.get("size") == 1)
+    assert 0 < first_step <= 22
+    expected, losses = training.trace(tmp_path / "whole"), training.trace(tmp_path / "broken")
+    assert [losses[s] for s in range(1, first_step)] == [expected[s] for s in range(1, first_step)]
+
+
+def test_a_new_worker_joins_and_receives_the_state(start, unbroken, tmp_path):
+    result, facts = start(tmp_path / "m", workers="1:2", faults="kill@5:1", PAUSE_SECS="0.4")
+    assert result.code == 0, result.output[-6000:]
+    check_is_exact(tmp_path / "m", unbroken)
+    assert sizes_of(facts) == [2, 1, 2]
+    last_pids, first_pids = ({f["pid"] for f in facts if f.get("step") == s} for s in (training.STEPS, 1))
+    assert len(last_pids) == 2 and len(last_pids & first_pids) == 1
+    traces = [f["pid"] for f in facts if "traced" in f]
+    assert sorted(traces) == sorted(set(traces)) and last_pids < set(traces)
+
+
+def test_evaluations_continue_after_a_loss(start, tmp_path):
+    flags = ("--eval_every_steps=10", "--mode=train_and_eval")
+    whole = training.run(tmp_path / "whole", *FLAGS, *flags, EVALUATES="1")
+    result, _ = start(tmp_path / "m", *flags, faults="kill@19:0", EVALUATES="1")
+    assert (whole.code, result.code) == (0, 0), result.output[-6000:]
+    for run in ("train", "eval"):
+        losses, expected = training.trace(tmp_path / "m", run), training.trace(tmp_path / "whole", run)
+        assert list(losses) == list(expected)
+        np.testing.assert_allclose(list(losses.values()), list(expected.values()), rtol=0, atol=1e-5)
+
+
+def test_too_few_workers_end_with_134_after_the_timeout(start, tmp_path):
+    options = {"workers": "2:2", "launcher": ("--elastic_timeout_secs=1",)}
+    result, facts = start(tmp_path / "m", faults="kill@9:1", **options)
+    assert result.code == 134, result.output[-6000:]
+    assert "the job requires 2" in result.output and sizes_of(facts) == [2]
+
+
+@pytest.mark.parametrize("flag", some_of(["--communication=ring", "--sync_every=4"], "--sync_every=4"))
+def test_unsupported_flags_end_with_2_before_training(start, tmp_path, flag):
+    result, facts = start(tmp_path / "m", flag, workers="1:2")
+    assert result.code == 2 and not facts, result.output[-6000:]
+    name, _, value = flag.removeprefix("--").partition("=")
+    assert re.search(rf"error: {name} is '?{value}'?; expected .* with elastic='1:2'", result.output)
+    assert not (tmp_path / "m" / "checkpoints").exists()
