@@ -43,6 +43,7 @@ from ctl.tensorflow_patches.coordination_service import CoordinationClient
 
 ENGINE_COMMUNICATIONS = ("tcp", MPI)
 _engines: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()  # by strategy
+_groups: weakref.WeakKeyDictionary[Any, CollectiveGroup] = weakref.WeakKeyDictionary()  # by strategy
 _CONNECT_SECS = 60.0
 _POLL_SECS = 1.0
 _MOST_FAILURES = 3  # consecutive, until a worker counts as lost
@@ -194,11 +195,12 @@ def install_engine(
       engine: Engine of this worker. None selects TensorFlow's launchers again.
       group: Ranks of the collectives of traced functions, if they change. None: all ranks of `engine`.
     """
-    launcher = None if engine is None else _Launcher(group or _AllWorkers(engine))
-    collective_launchers.replace_launchers(strategy, launcher)
     _engines.pop(strategy, None)
-    if engine is not None:
-        _engines[strategy] = engine
+    if engine is None:
+        collective_launchers.replace_launchers(strategy, None)
+        return
+    _engines[strategy], _groups[strategy] = engine, group or _AllWorkers(engine)
+    collective_launchers.replace_launchers(strategy, _Launcher(_groups[strategy]))
 
 
 def use_engine(
@@ -286,9 +288,9 @@ class _Launcher:
         return iter(tensor_ops.run_collective(call, tensors, "ctl.gather", "")[:-1])
 
 
-def sum_flags(engine: Engine, flags: tf.Tensor) -> tf.Tensor:
+def sum_flags(strategy: tf.distribute.Strategy, flags: tf.Tensor) -> tf.Tensor:
     """Returns the sum of `flags` over the workers, also in a branch of `tf.cond` that all workers take."""
-    call = Call("allreduce", "", _AllWorkers(engine), op=SUM, ignores_scope=True)
+    call = Call("allreduce", "", _groups[strategy], op=SUM, ignores_scope=True)
     return tensor_ops.run_collective(call, [flags], "ctl.flags", "")[0]
 
 

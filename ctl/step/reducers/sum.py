@@ -31,12 +31,12 @@ class SumReducer(GradientReducer):
 
     def _exchange(self, request: UpdateRequest, context: StepContext) -> tuple[list, Any, list]:
         """Returns the fields of `ReducedGradients`."""
-        engine = engine_of(tf.distribute.get_strategy())
-        if engine is None or any(isinstance(g, tf.IndexedSlices) for g in request.gradients):
+        strategy = tf.distribute.get_strategy()
+        if engine_of(strategy) is None or any(isinstance(g, tf.IndexedSlices) for g in request.gradients):
             return *sum_gradients(request, context, suspects_of(request)), []
         gradients, flags = sum_gradients(request, context, suspects_of(selected(request, [])))
         # in each step, a pass over the gradients of this replica would take 1 ms for 11 MB
-        find = lambda: sum_flags(engine, suspects_of(request))  # noqa: E731
+        find = lambda: sum_flags(strategy, suspects_of(request))  # noqa: E731
         return gradients, lambda norm: tf.cond(tf.math.is_finite(norm), lambda: flags, find), []
 
 
