@@ -77,7 +77,9 @@ def open_train_data(
       UsageError: The data are not batches of `global_batch_size`, or do not fit the other arguments.
     """
     is_resumed = start_examples > 0  # possibly with another number of replicas
-    dataset_checks.check_batch_size(global_batch_size, topology, is_divisible=not is_resumed)
+    dataset_checks.check_batch_size(
+        global_batch_size, topology, is_divisible=not (is_resumed or topology.is_elastic)
+    )
     tf.random.set_seed(seed)
     with input_errors.explain_missing_files("train_data"):
         source = sources.as_source(

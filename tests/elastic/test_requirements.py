@@ -6,9 +6,11 @@ import ctl
 import pytest
 import tensorflow as tf
 from ctl.config import Config
+from ctl.data import pipeline
 from ctl.data.batches import Batches
 from ctl.distribute.topology import Topology
 from ctl.elastic import requirements
+from ctl.elastic.membership import ElasticTopology
 from ctl.errors import UsageError
 from ctl.step.gradient_settings import Gradients
 
@@ -123,3 +125,24 @@ def test_compiled_keras_models_are_refused(launched):
     trainer = object.__new__(ctl.KerasTrainer)
     with pytest.raises(UsageError, match=r"a ctl.KerasTrainer; expected a subclass of ctl.Trainer"):
         requirements.check_run(Config(), task(trainer.train_step), batches(), can_roll_back=False)
+
+
+class OpensDataError(Exception):
+    """Raised by `train_data`."""
+
+
+def test_any_number_of_workers_can_share_a_batch():
+    """The numbers of workers that an elastic job will have are not known at its start."""
+
+    def train_data(batch_size):
+        raise OpensDataError
+
+    def open_data(topology):
+        strategy = tf.distribute.get_strategy()
+        pipeline.open_train_data(train_data, strategy, topology, global_batch_size=8, seed=0)
+
+    ranks = types.SimpleNamespace(size=3, rank=0, addresses=("a:1", "b:2", "c:3"))
+    with pytest.raises(OpensDataError):
+        open_data(ElasticTopology(types.SimpleNamespace(ranks=ranks)))
+    with pytest.raises(UsageError, match="3 replicas cannot split evenly"):
+        open_data(Topology(num_replicas=3))
