@@ -71,7 +71,7 @@ class _Client:
     def join_next_group(self) -> Ranks:
         """Joins the next group. Blocks until the group is complete."""
         (port,) = free_ports(1, "0.0.0.0")
-        self._connection.send({"join": port, "skips_sync": self.skip_sync})
+        self._connection.send({"join": port, "skips_sync": self.skip_sync, "group": self._generation})
         self.skip_sync = False
         answer = self._wait_for_answer()
         if "leave" in answer:

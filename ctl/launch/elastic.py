@@ -163,8 +163,8 @@ class ElasticJob:
         if "join" in message:
             port = message["join"]
             if isinstance(port, int):
-                skips_sync = message.get("skips_sync") is True
-                self._membership.set_waiting(number, port, skips_sync=skips_sync)
+                skips_sync, group = message.get("skips_sync") is True, message.get("group")
+                self._membership.set_waiting(number, port, skips_sync=skips_sync, group=group)
                 if number in self._membership.workers:
                     self._hosts.record_connection(self._membership.workers[number].slot.host)
         elif "synced" in message:

@@ -233,10 +233,19 @@ class Membership:
         self.workers[number] = Worker(number, slot)
         return number
 
-    def set_waiting(self, number: int, port: int | None, *, skips_sync: bool = False) -> None:
-        """Records that a process waits for the next group, or with `port=None` has lost its connection."""
+    def set_waiting(
+        self, number: int, port: int | None, *, skips_sync: bool = False, group: int | None = None
+    ) -> None:
+        """Records that a process waits for the next group, or with `port=None` has lost its connection.
+
+        Args:
+          number: Number of the process.
+          port: Port of its future listener.
+          skips_sync: True if the process does not require a synchronization of its state.
+          group: Number of its newest group. A request from before that group is ignored. None: unknown.
+        """
         worker = self.workers.get(number)
-        if worker is not None and not worker.is_dismissed:
+        if worker is not None and not worker.is_dismissed and group in (None, worker.group):
             worker.port, worker.skips_sync = port, skips_sync
 
     def dismiss(self, number: int) -> None:
