@@ -7,6 +7,7 @@ Replaces: in a subclass of `CollectiveAllReduceExtended`: `_num_replicas_in_sync
   broadcast. Sets `_num_workers` and `_id_in_cluster`, and `_group_size` of its `CollectiveAllReduce`s.
 Versions: TensorFlow 2.16 and later.
 Upstream issue: none.
+Switch: none; elastic jobs have no other strategy.
 """
 
 from collections.abc import Callable, Sequence

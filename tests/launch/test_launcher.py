@@ -297,7 +297,7 @@ def test_the_help_names_every_option_with_its_default_and_an_example(capsys):
     names = [name for name in vars(launch_cli.parse_launch(["--", "true"])[0]) if name != "help"]
     for text in (*(f"--{name}" for name in names), "example:"):
         assert text in out
-    assert out.count("default:") == len(names) == 19 and "seconds" in out
+    assert out.count("default:") == len(names) == 20 and "seconds" in out
 
 
 def test_the_documentation_lists_every_option_and_its_default():
