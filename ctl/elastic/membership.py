@@ -10,8 +10,10 @@ its worker at the launcher, in all groups, so traced functions stay valid.
 
 import atexit
 import dataclasses
+import importlib
 import json
 import os
+import threading
 import weakref
 import zlib
 from collections.abc import Mapping, Sequence
@@ -217,6 +219,7 @@ def create_strategy(config: Config, flags: Mapping[str, Any]) -> tf.distribute.S
     group = WorkerGroup(limits, slot, PeerLimits(config.heartbeat_secs, config.collective_timeout_secs))
     graph_errors.install_graph_errors()
     topology = ElasticTopology(group)
+    threading.Thread(target=_import_writers, name="ctl-writers", daemon=True).start()
     if os.environ.get(NEWCOMER_VARIABLE) != "1":
         group.join()
         _check_equal_flags(group, flags)
@@ -245,6 +248,12 @@ def use_group(strategy: tf.distribute.Strategy) -> None:
 def group_of(strategy: tf.distribute.Strategy) -> WorkerGroup | None:
     """Returns the group of a strategy of `create_strategy`, or None for another strategy."""
     return _groups.get(strategy)
+
+
+def _import_writers() -> None:
+    """Imports the modules of the default writers, which a worker needs when it becomes the chief."""
+    for name in ("console", "jsonl", "tensorboard"):
+        importlib.import_module(f"ctl.metrics.{name}")
 
 
 def _check_equal_flags(group: WorkerGroup, flags: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from ctl.launch.rank_job import RankJob
 from ctl.launch.supervisor import JobSettings
 from ctl.setting_values import WORKER_RANGE_VARIABLE, WorkerRange
 
-_COOLDOWN_SECS = 1.0, 60.0  # before a lost worker is replaced
+_COOLDOWN_SECS = 0.5, 5.0  # before a lost worker is replaced
 _OTHER_ROLES = ("chief", "ps", "evaluator", "host", "hosts", "host_discovery", "min_workers", "max_workers")
 
 
