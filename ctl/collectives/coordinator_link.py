@@ -122,7 +122,7 @@ class CoordinatorLink:
     def report(self, rank: int, error_message: str) -> str:
         """Reports a lost rank to rank 0, and waits for the reason that rank 0 sends to all ranks.
 
-        That reason may name another rank, whose loss is the cause of this one.
+        The reason names another rank if an earlier loss has caused this one.
 
         Args:
           rank: The lost rank.

@@ -37,7 +37,7 @@ def take_rows(batch: Any, low: Any, high: Any) -> Any:
 
 
 def with_unknown_rows(batch: Any) -> Any:
-    """Returns a batch whose dense components have no static number of rows. Called while tracing."""
+    """Returns the batch without static numbers of rows in dense components. Called while tracing."""
 
     def relax(component: Any) -> Any:
         if not isinstance(component, tf.Tensor) or not component.shape.rank:

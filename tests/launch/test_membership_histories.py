@@ -158,7 +158,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def poll(self):
-        """What the launcher does in each turn of its loop."""
+        """One turn of the loop of the launcher."""
         before = {worker.number for worker in self.membership.members}
         number, failed = self.membership.number, bool(self.membership.failure)
         group = self.membership.form_group()
@@ -213,7 +213,7 @@ class Histories(RuleBasedStateMachine):
         assert self.membership.failure or self.is_at_rest()
 
     def is_at_rest(self):
-        """Returns True if all processes are in one group, and nothing else is to be done."""
+        """Returns True if all processes are in one group that will not change."""
         membership, processes = self.membership, self.processes.values()
         return (
             {worker.number for worker in membership.members} == self.processes.keys() != set()
