@@ -220,11 +220,13 @@ class ElasticJob:
         if process_exit.returncode == 0 or worker.is_dismissed:
             return
         host = worker.slot.host
-        next_use = "its host is no longer listed"
-        if self._hosts.is_listed(host):
+        is_permanent, next_use = self._is_permanent(process_exit), "its host is no longer listed"
+        if is_permanent:
+            next_use = "a new process would fail, too"
+        elif self._hosts.is_listed(host):
             next_use = self._note_failure(host, process_exit)
         self._report(f"process {number} on {host} {describe_end(process_exit)}; {next_use}")
-        if self._is_permanent(process_exit):
+        if is_permanent:
             membership.failure = membership.failure or f"process {number} {describe_end(process_exit)}"
             self._first_cause, self._is_permanent_failure = process_exit, True
         if process_exit.loss == OUTSIDE:

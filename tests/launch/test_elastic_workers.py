@@ -32,7 +32,9 @@ def test_invalid_limits_are_refused(capsys, text):
 @pytest.mark.parametrize("exit_code", [1, 2, 7])
 def test_an_exit_code_of_the_program_ends_the_job(capfd, tmp_path, exit_code):
     assert launch(tmp_path, code=f"import sys; sys.exit({exit_code})") == exit_code
-    assert "ending the job: process" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "a new process would fail, too" in error and "ending the job: process" in error
+    assert "the next process" not in error
 
 
 def test_a_job_without_enough_workers_ends_with_134(capfd, tmp_path):
