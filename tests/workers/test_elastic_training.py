@@ -103,13 +103,14 @@ def test_losses_have_the_same_bits_while_the_number_of_workers_is_unchanged(star
     assert [losses[s] for s in range(1, first_step)] == [expected[s] for s in range(1, first_step)]
 
 
-def test_a_new_worker_joins_and_receives_the_state(start, unbroken, tmp_path):
-    result, facts = start(tmp_path / "m", workers="1:2", faults="kill@5:1", PAUSE_SECS="0.4")
+@pytest.mark.parametrize("count", some_of([2, 3], 3))
+def test_a_new_worker_joins_and_receives_the_state(start, unbroken, tmp_path, count):
+    result, facts = start(tmp_path / "m", workers=f"1:{count}", faults="kill@5:1", PAUSE_SECS="0.4")
     assert result.code == 0, result.output[-6000:]
     check_is_exact(tmp_path / "m", unbroken)
-    assert sizes_of(facts) == [2, 1, 2]
+    assert sizes_of(facts) == [count, count - 1, count]
     last_pids, first_pids = ({f["pid"] for f in facts if f.get("step") == s} for s in (training.STEPS, 1))
-    assert len(last_pids) == 2 and len(last_pids & first_pids) == 1
+    assert len(last_pids) == count and len(last_pids & first_pids) == count - 1
     traces = [f["pid"] for f in facts if "traced" in f]
     assert sorted(traces) == sorted(set(traces)) and last_pids < set(traces)
 
