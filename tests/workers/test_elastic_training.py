@@ -126,6 +126,22 @@ def test_evaluations_continue_after_a_loss(start, tmp_path):
         np.testing.assert_allclose(list(losses.values()), list(expected.values()), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_a_stopped_worker_is_killed_and_the_others_continue(start, unbroken, tmp_path):
+    launcher = ("--heartbeat_timeout_secs=5",)
+    result, facts = start(tmp_path / "m", faults="stop@9:1", launcher=launcher)
+    assert result.code == 0 and "sent no heartbeat for 5 s" in result.output, result.output[-6000:]
+    check_is_exact(tmp_path / "m", unbroken)
+    assert sizes_of(facts)[:2] == [3, 2]
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_worker_saves_a_checkpoint_and_ends_the_job(start, tmp_path):
+    result, _ = start(tmp_path / "m", workers="1:2", faults="term@9:1")
+    assert result.code == 143, result.output[-6000:]
+    assert training.saved(tmp_path / "m") == [9]
+
+
 def test_too_few_workers_end_with_134_after_the_timeout(start, tmp_path):
     options = {"workers": "2:2", "launcher": ("--elastic_timeout_secs=1",)}
     result, facts = start(tmp_path / "m", faults="kill@9:1", **options)
