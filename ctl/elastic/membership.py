@@ -35,7 +35,6 @@ from ctl.distribute.topology import Topology
 from ctl.elastic import requirements
 from ctl.errors import UsageError
 from ctl.hvd import elastic_line
-from ctl.io import log_filter
 from ctl.setting_values import WorkerRange
 from ctl.supervision import heartbeat
 from ctl.tensorflow_patches import elastic_strategy
@@ -223,10 +222,9 @@ def create_strategy(config: Config, flags: Mapping[str, Any]) -> tf.distribute.S
     if os.environ.get(NEWCOMER_VARIABLE) != "1":
         group.join()
         _check_equal_flags(group, flags)
-    with log_filter.quiet():  # TensorFlow's collectives, which are not used, cannot be configured any more
-        strategy = elastic_strategy.create_elastic_strategy(
-            topology.max_replicas, slot, lambda: group.ranks.size, group.replica_count
-        )
+    strategy = elastic_strategy.create_elastic_strategy(
+        topology.max_replicas, slot, lambda: group.ranks.size, group.replica_count
+    )
     _groups[strategy] = group
     use_group(strategy)
     return strategies.with_topology(strategy, topology)

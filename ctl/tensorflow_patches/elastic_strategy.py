@@ -10,6 +10,7 @@ Upstream issue: none.
 Switch: none; elastic jobs have no other strategy.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,13 @@ def create_elastic_strategy(
       count_replicas: Returns the current number of replicas.
       replica_count: The current number of replicas, `[]` float64, for use in graphs.
     """
-    return _ElasticStrategy(max_replicas, replica, count_replicas, replica_count)
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # TensorFlow's collectives cannot be configured now, and are not used
+    try:
+        return _ElasticStrategy(max_replicas, replica, count_replicas, replica_count)
+    finally:
+        logger.setLevel(level)
 
 
 class _ElasticStrategy(tf.distribute.MultiWorkerMirroredStrategy):

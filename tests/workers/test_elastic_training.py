@@ -103,13 +103,14 @@ def test_losses_have_the_same_bits_while_the_number_of_workers_is_unchanged(star
     assert [losses[s] for s in range(1, first_step)] == [expected[s] for s in range(1, first_step)]
 
 
-def test_a_new_worker_joins_and_receives_the_state(start, unbroken, tmp_path):
-    result, facts = start(tmp_path / "m", workers="1:2", faults="kill@5:1", PAUSE_SECS="0.4")
+@pytest.mark.parametrize("count", some_of([2, 3], 3))
+def test_a_new_worker_joins_and_receives_the_state(start, unbroken, tmp_path, count):
+    result, facts = start(tmp_path / "m", workers=f"1:{count}", faults="kill@5:1", PAUSE_SECS="0.4")
     assert result.code == 0, result.output[-6000:]
     check_is_exact(tmp_path / "m", unbroken)
-    assert sizes_of(facts) == [2, 1, 2]
+    assert sizes_of(facts) == [count, count - 1, count]
     last_pids, first_pids = ({f["pid"] for f in facts if f.get("step") == s} for s in (training.STEPS, 1))
-    assert len(last_pids) == 2 and len(last_pids & first_pids) == 1
+    assert len(last_pids) == count and len(last_pids & first_pids) == count - 1
     traces = [f["pid"] for f in facts if "traced" in f]
     assert sorted(traces) == sorted(set(traces)) and last_pids < set(traces)
 
@@ -123,6 +124,22 @@ def test_evaluations_continue_after_a_loss(start, tmp_path):
         losses, expected = training.trace(tmp_path / "m", run), training.trace(tmp_path / "whole", run)
         assert list(losses) == list(expected)
         np.testing.assert_allclose(list(losses.values()), list(expected.values()), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_killed_and_the_others_continue(start, unbroken, tmp_path):
+    launcher = ("--heartbeat_timeout_secs=5",)
+    result, facts = start(tmp_path / "m", faults="stop@9:1", launcher=launcher)
+    assert result.code == 0 and "sent no heartbeat for 5 s" in result.output, result.output[-6000:]
+    check_is_exact(tmp_path / "m", unbroken)
+    assert sizes_of(facts)[:2] == [3, 2]
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_worker_saves_a_checkpoint_and_ends_the_job(start, tmp_path):
+    result, _ = start(tmp_path / "m", workers="1:2", faults="term@9:1")
+    assert result.code == 143, result.output[-6000:]
+    assert training.saved(tmp_path / "m") == [9]
 
 
 def test_too_few_workers_end_with_134_after_the_timeout(start, tmp_path):
