@@ -26,7 +26,6 @@ _NOISE = re.compile(
     rb"|E\d{4} .*failed call to cuInit: .*UNKNOWN ERROR \(303\)"
     rb"|.*\bE .*Unable to register cu(?:DNN|FFT|BLAS) factory: "  # TensorFlow 2.16, on every machine
     rb"|E\d{4} .*Unable to register cu(?:DNN|FFT|BLAS) factory: "  # 2.17 and 2.18
-    rb"|.*Collective ops is not configured at program startup"  # elastic jobs do not use them
 )
 
 
