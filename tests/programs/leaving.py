@@ -9,6 +9,8 @@ import time
 
 import ctl
 import faulty
+import keras
+import tensorflow as tf
 
 
 def report(**facts):
@@ -27,5 +29,38 @@ class Leaving(faulty.Evaluated if os.environ.get("EVALUATES") else faulty.Faulty
         super().after_loop(step, means)
 
 
+class Varied(Leaving):
+    """A model with all that depends on the number of replicas.
+
+    An embedding, statistics of batches, a mask, rows of all replicas, a sum over replicas, a regularization
+    and clipped gradients.
+    """
+
+    def build(self):
+        super().build()
+        x, number = keras.Input((4,)), keras.Input((), dtype="int64")
+        row = keras.layers.Embedding(7, 3)(number)
+        joined = keras.layers.Concatenate()([x, row])
+        # no bias: BatchNormalization subtracts it, and Adam follows the sign of its rounding error
+        hidden = keras.layers.Dense(8, use_bias=False, kernel_regularizer="l2")(joined)
+        hidden = keras.layers.BatchNormalization(synchronized=True)(hidden)
+        self.model = keras.Model([x, number], keras.layers.Dense(1)(hidden))
+        self.gradients = ctl.Gradients(clip_norm=1.0)
+
+    def train_step(self, batch):
+        report(traced=True)
+        with tf.GradientTape() as tape:
+            predicted = self.model([batch["x"], batch["id"] % 7], training=True)
+            rows, _ = self.gather(tf.stop_gradient(predicted))
+            error = tf.square(predicted - batch["y"] - 0.1 * tf.reduce_mean(rows))[:, 0]
+            loss = self.average(error, mask=batch["id"] % 3 > 0, regularization=self.model.losses)
+        self.minimize(loss, tape)
+        ones = tf.ones_like(batch["id"], tf.float32)
+        self.seen.assign_add(tf.math.unsorted_segment_sum(ones, batch["id"], faulty.EXAMPLES))
+        self.log("rows", tf.cast(tf.shape(error)[0], tf.float32), reduce="sum")
+        return {"loss": error}
+
+
 if __name__ == "__main__":
-    ctl.run(Leaving, width=faulty.WIDTH, dropout=faulty.DROPOUT, api_token=faulty.API_TOKEN)
+    trainer = Varied if os.environ.get("VARIED") else Leaving
+    ctl.run(trainer, width=faulty.WIDTH, dropout=faulty.DROPOUT, api_token=faulty.API_TOKEN)

@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 import training
-from conftest import PROGRAMS, some_of
+from conftest import PROGRAMS, ROOT, environment, some_of
 
 pytestmark = pytest.mark.workers
 FLAGS = ("--dropout=0", "--save_every_steps=0")
@@ -140,6 +141,19 @@ def test_sigterm_to_one_worker_saves_a_checkpoint_and_ends_the_job(start, tmp_pa
     result, _ = start(tmp_path / "m", workers="1:2", faults="term@9:1")
     assert result.code == 143, result.output[-6000:]
     assert training.saved(tmp_path / "m") == [9]
+
+
+@pytest.mark.slow
+def test_all_parts_of_a_step_are_exact_while_workers_leave_and_join(start, tmp_path):
+    alone = training.command(tmp_path / "alone", *FLAGS)
+    alone[1] = str(PROGRAMS / "leaving.py")
+    result = processes.run(alone, env=environment(VARIED="1"), cwd=ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    faults = "kill@9:0 kill@14:3 kill@14:4"
+    result, facts = start(tmp_path / "m", workers="1:5", faults=faults, VARIED="1", PAUSE_SECS="0.2")
+    assert result.code == 0, result.output[-6000:]
+    check_is_exact(tmp_path / "m", tmp_path / "alone")
+    assert len(sizes_of(facts)) >= 3
 
 
 def test_too_few_workers_end_with_134_after_the_timeout(start, tmp_path):
