@@ -1,9 +1,15 @@
-"""Invalid and hostile connections to a port. `with crowd(port): ...` keeps them active during the block."""
+"""Invalid and hostile connections to a port. `with crowd(port): ...` keeps them active during the block.
+
+They are in a process of their own, because they may take all descriptors of a process. TensorFlow aborts a
+process without a free one (`std::random_device`).
+"""
 
 import contextlib
 import random
 import socket
 import struct
+import subprocess
+import sys
 import threading
 
 MAGIC = b"ctl-1\r\n\0"
@@ -28,6 +34,18 @@ LINES = {
 @contextlib.contextmanager
 def crowd(port, silent=300, slow=20):
     """Opens silent and slow connections, and repeats every line of LINES until the block ends."""
+    command = [sys.executable, __file__, *map(str, (port, silent, slow))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"started\n"
+        try:
+            yield
+        finally:
+            process.stdin.close()
+            assert process.wait(60) == 0
+
+
+def main(port, silent, slow):
+    """Runs a crowd until the end of standard input."""
     stopped = threading.Event()
     tasks = [
         lambda: _hold(port, stopped, silent), lambda: _drip(port, stopped, slow),
@@ -36,12 +54,11 @@ def crowd(port, silent=300, slow=20):
     threads = [threading.Thread(target=task, daemon=True) for task in tasks]
     for thread in threads:
         thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        for thread in threads:
-            thread.join(30)
+    print("started", flush=True)
+    sys.stdin.read()
+    stopped.set()
+    for thread in threads:
+        thread.join(30)
 
 
 def connect(port):
@@ -116,3 +133,7 @@ def _is_closed(connection):
         return False
     except OSError:
         return True
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
