@@ -178,7 +178,7 @@ def copy_page(source: Path, target: Path) -> None:
 
 
 def replace_links(text: str, source: Path, page: Path) -> str:
-    """Returns Markdown whose links to files outside of docs/ are replaced by links to their pages."""
+    """Returns Markdown in which links to files outside of docs/ are replaced by links to their pages."""
 
     def replacement(match: re.Match) -> str:
         prefix, name, anchor = match[1], match[2], match[3] or ""
