@@ -83,7 +83,7 @@ def _own_code() -> dict[str, str]:
     library_dirs |= set(map(os.path.realpath, library_dirs))
     installed = tuple(f"{directory}{os.sep}" for directory in library_dirs)
     digest_by_module = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # another thread may import
         file = str(getattr(module, "__file__", None) or "")
         if not file.endswith(".py") or name.startswith("ctl.") or file.startswith(installed):
             continue  # this condition skips all but a few of thousands of modules

@@ -18,12 +18,13 @@ from ctl.collectives.ranks import Ranks
 from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ctl.launch.discovery import HostSource
+from ctl.launch.elastic_restarts import FailurePolicy
 from ctl.launch.horovodrun_options import report
 from ctl.launch.hosts import LOOPBACK, Host, format_hosts, resolve_addresses
 from ctl.launch.membership import ADDED, Group, HostHealth, Limits, Membership, Slot, Worker
 from ctl.launch.monitor import ForwardedSignals
 from ctl.launch.process import ProcessExit
-from ctl.launch.rank_job import FAILURE_GRACE_SECS, SIGNAL_GRACE_SECS, RankJob, describe_end
+from ctl.launch.rank_job import FAILURE_GRACE_SECS, RankJob, describe_end
 from ctl.launch.restart_policy import OUTSIDE, REFUSED
 from ctl.launch.worker_channels import WorkerChannels
 
@@ -48,7 +49,7 @@ class ElasticJob:
         *,
         nics: str | None = None,
         listens_at: str = "0.0.0.0",
-        is_permanent: Callable[[ProcessExit], bool] = lambda process_exit: False,
+        policy: FailurePolicy | None = None,
         report: Callable[[str], object] = report,
     ):
         """Binds the port for connections from the workers.
@@ -60,14 +61,15 @@ class ElasticJob:
           source: Source of host lists.
           nics: Names of network interfaces, separated by commas.
           listens_at: An address of this machine.
-          is_permanent: Returns True for the end of a process that ends the job.
+          policy: Decides what follows from a failure. None: that of `ctlrun`.
           report: Prints a message of the launcher.
         """
         self.completed_workers: list[tuple[int, int]] = []
         self._job = job
         self._hosts = hosts
         self._source = source
-        self._nics, self._is_permanent, self._report = nics, is_permanent, report
+        self._nics, self._policy, self._report = nics, policy or FailurePolicy(), report
+        self._limits = limits
         self._membership = Membership(limits, hosts)
         self._channels = WorkerChannels(job.private["CTL_HVD_SECRET"], listens_at)
         self._heartbeats = job.create_heartbeat_monitor()
@@ -78,6 +80,7 @@ class ElasticJob:
         self._failure_after_success: ProcessExit | None = None  # after the first successful end
         self._reported_problem = ""
         self._is_permanent_failure = False
+        self._restart_environ: dict[str, str] = {}
 
     @property
     def lacks_workers(self) -> bool:
@@ -90,7 +93,7 @@ class ElasticJob:
             self._group = self._job.create_process_group()
             self._job.output.start()
             try:
-                while not signals.received and not self._membership.failure and self._can_continue():
+                while not signals.received and (self._can_continue() or self._restart(signals)):
                     self._poll()
                     time.sleep(_STEP_SECS)
                 if failure := self._membership.failure:
@@ -98,7 +101,7 @@ class ElasticJob:
                         self._channels.send(number, {"failure": failure})
                 failed = failure or self._failure_after_success or not signals.received
                 self._group.end(
-                    FAILURE_GRACE_SECS if failed else SIGNAL_GRACE_SECS,
+                    FAILURE_GRACE_SECS if failed else self._job.grace_secs,
                     signals.received[0] if signals.received else signal.SIGTERM,
                     is_urgent=signals.is_repeated,
                 )
@@ -113,12 +116,35 @@ class ElasticJob:
 
     def _can_continue(self) -> bool:
         membership = self._membership
-        remaining_workers = membership.members if membership.number else list(membership.workers)
         if membership.is_finishing:
-            return bool(remaining_workers)
-        if not remaining_workers and (self._first_cause or membership.number):
-            membership.failure = "no process is running"
+            return membership.has_members
+        if not membership.has_members and (self._first_cause or membership.number):
+            membership.failure = membership.failure or "no process is running"
         return not membership.failure
+
+    def _restart(self, signals: ForwardedSignals) -> bool:
+        """Prepares a restart if no process has the state of the job. Returns False if the job ends."""
+        membership, cause = self._membership, self._first_cause or self._newest_host_loss
+        has_ended = membership.is_finishing or self._is_permanent_failure
+        if has_ended or cause is None or (membership.has_members and not membership.has_lost_state):
+            return False
+        delay_secs = self._policy.restart_delay_secs(cause, has_trained=membership.had_state)
+        if delay_secs is None:
+            return False
+        others = self._group.running  # without the state, or they have lost their peers
+        self._group.end(FAILURE_GRACE_SECS, is_urgent=lambda: bool(signals.received), only=others)
+        self._heartbeats.reset([])
+        deadline_secs = time.monotonic() + delay_secs
+        while time.monotonic() < deadline_secs and not signals.received:
+            time.sleep(_STEP_SECS)
+        self._membership = Membership(self._limits, self._hosts, num_started=membership.num_started)
+        self._restart_environ = {
+            "CTL_ATTEMPT": str(int(self._restart_environ.get("CTL_ATTEMPT", "1")) + 1),
+            "CTL_RESTART_REASON": f"process {cause.task.task_index} {describe_end(cause)}",
+        }
+        self._first_cause = self._newest_host_loss = None
+        self._leave_deadlines.clear()
+        return True
 
     def _poll(self) -> None:
         self._update_hosts()
@@ -197,6 +223,7 @@ class ElasticJob:
         ranks_of_process = _plan_ranks(self._membership.select_target_slots(), slot)
         environ = self._job.build_environ(ranks_of_process, host.address, is_here=remote is None)
         number = self._membership.add_worker(slot)
+        environ |= self._restart_environ
         environ |= {
             "HOROVOD_ELASTIC": "1",
             "CTL_HVD_RENDEZVOUS": f"{launcher_address}:{self._channels.port}",
@@ -220,7 +247,7 @@ class ElasticJob:
         if process_exit.returncode == 0 or worker.is_dismissed:
             return
         host = worker.slot.host
-        is_permanent, next_use = self._is_permanent(process_exit), "its host is no longer listed"
+        is_permanent, next_use = self._policy.is_permanent(process_exit), "its host is no longer listed"
         if is_permanent:
             next_use = "a new process would fail, too"
         elif self._hosts.is_listed(host):

@@ -8,17 +8,19 @@ the limits from CTL_ELASTIC; see `ctl.elastic`.
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_RETRY, UsageError
 from ctl.io.console import print_message
 from ctl.launch.discovery import FixedHosts
 from ctl.launch.elastic import ElasticJob
+from ctl.launch.elastic_restarts import WorkerPolicy
 from ctl.launch.hosts import LOOPBACK, Host
+from ctl.launch.log_files import LogSizeLimit
 from ctl.launch.membership import HostHealth, Limits
 from ctl.launch.output import RankOutput
-from ctl.launch.process import ProcessExit
 from ctl.launch.rank_job import RankJob
 from ctl.launch.supervisor import JobSettings
 from ctl.setting_values import WORKER_RANGE_VARIABLE, WorkerRange
@@ -49,11 +51,18 @@ def run_elastic_workers(
                 f"--{name} cannot be combined with --workers={text}: an elastic job of `ctl launch` has "
                 f"only workers, on this machine. Omit --{name}, or specify one number of workers"
             )
+    if options.hang_timeout_secs:
+        raise UsageError(
+            f"--hang_timeout_secs={options.hang_timeout_secs:g} cannot be combined with --workers={text}: "
+            "the launcher cannot see for which worker the others wait. Omit it, and set "
+            "--collective_timeout_secs of the program"
+        )
     job = RankJob(
         command=command,
-        output=RankOutput(directory=str(log_dir), count=limits.maximum),
+        output=_WorkerOutput(log_dir, limits.maximum, settings.max_log_bytes),
         environ={WORKER_RANGE_VARIABLE: text},
         heartbeat_timeout_secs=settings.timeouts.heartbeat,
+        grace_secs=settings.grace_secs,
         sets_ranks=False,
     )
     elastic_job = ElasticJob(
@@ -68,7 +77,7 @@ def run_elastic_workers(
         HostHealth(_COOLDOWN_SECS),
         FixedHosts([Host("localhost", limits.maximum)]),
         listens_at=LOOPBACK,
-        is_permanent=_is_permanent,
+        policy=WorkerPolicy(settings.policy, settings.model_dir),
         report=print_message,
     )
     exit_code = elastic_job.run()
@@ -76,6 +85,12 @@ def run_elastic_workers(
     return EXIT_RETRY if elastic_job.lacks_workers and not is_stopped else exit_code
 
 
-def _is_permanent(process_exit: ProcessExit) -> bool:
-    """Returns True for an exit code of the program that a restart does not change."""
-    return 0 < process_exit.returncode <= 127
+class _WorkerOutput(RankOutput):
+    """Output of workers on the console, and in files with a size limit."""
+
+    def __init__(self, log_dir: Path, count: int, max_bytes: int):
+        super().__init__(directory=str(log_dir), count=count)
+        self._log_dir, self._limit = log_dir, LogSizeLimit(max_bytes)
+
+    def limit_logs(self, tasks: Iterable[Topology]) -> None:
+        self._limit.apply(self._log_dir.glob("rank.*/std*"))

@@ -182,6 +182,8 @@ class Membership:
       number: Number of the newest group, 0 before the first.
       is_finishing: True once a process has succeeded.
       failure: Reason why the job cannot continue, else "".
+      num_started: Number of processes that were started, also before a restart.
+      had_state: True once a process has had the state of the job.
     """
 
     limits: Limits
@@ -190,14 +192,12 @@ class Membership:
     number: int = 0
     is_finishing: bool = False
     failure: str = ""
-    _started: int = 0
+    num_started: int = 0
+    had_state: bool = False
     _resets: int = 0
     _uncounted_group: int = 0  # the newest group that does not count
-    _had_state: bool = False
     _waiting_since_secs: float | None = None  # start of the wait for a group
-    _enough_since_secs: float | None = (
-        None  # time at which enough processes were waiting for the first group
-    )
+    _enough_since_secs: float | None = None  # time at which enough processes waited for the first group
 
     @property
     def members(self) -> list[Worker]:
@@ -208,6 +208,16 @@ class Membership:
     def is_forming(self) -> bool:
         """True while a group has to form: the first one, or the successor of a failed one."""
         return not self.number or any(w.port for w in self.members)
+
+    @property
+    def has_members(self) -> bool:
+        """True if a process of the newest group, or of the future first one, has not ended."""
+        return bool(self.members if self.number else self.workers)
+
+    @property
+    def has_lost_state(self) -> bool:
+        """True if all processes with the state of the job have ended."""
+        return self.had_state and not any(w.has_state for w in self.workers.values())
 
     @property
     def _min_processes(self) -> int:
@@ -229,7 +239,7 @@ class Membership:
 
     def add_worker(self, slot: Slot) -> int:
         """Records a new process and returns its number."""
-        number, self._started = self._started, self._started + 1
+        number, self.num_started = self.num_started, self.num_started + 1
         self.workers[number] = Worker(number, slot)
         return number
 
@@ -256,7 +266,7 @@ class Membership:
     def record_sync(self, number: int) -> None:
         """Records that a process has the state of the job."""
         if number in self.workers:
-            self.workers[number].has_state = self._had_state = True
+            self.workers[number].has_state = self.had_state = True
 
     def record_connect_failure(self, number: int, group: int) -> Worker | None:
         """Records that a member could not connect to its peers. The group and its reset do not count.
@@ -295,7 +305,7 @@ class Membership:
         target_slots = set(self.select_target_slots())
         surplus = [w for w in self.workers.values() if w.slot not in target_slots]
         remaining = [w for w in self.members if w not in surplus and not w.is_dismissed]
-        if self._had_state and not any(w.has_state for w in remaining):
+        if self.had_state and not any(w.has_state for w in remaining):
             surplus = [w for w in surplus if not w.has_state]
         return surplus
 
@@ -317,7 +327,7 @@ class Membership:
             if self.is_finishing and self.number:
                 self.failure = "some processes have finished, and too few remain to continue"
             return None
-        if self._had_state and not any(w.has_state for w in selected):
+        if self.had_state and not any(w.has_state for w in selected):
             self.failure = "every process with the state of the job has ended"
             return None
         if self._is_at_limit:

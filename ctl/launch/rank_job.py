@@ -24,8 +24,7 @@ from ctl.launch.process_group import ProcessGroup
 from ctl.launch.rank_environment import rank_environ, visible_gpu
 from ctl.launch.ssh import SshOptions
 
-SIGNAL_GRACE_SECS = 30.0  # from a forwarded signal to SIGKILL
-FAILURE_GRACE_SECS = 10.0  # the same after a failure: the remaining ranks have lost a peer
+FAILURE_GRACE_SECS = 10.0  # from SIGTERM to SIGKILL after a failure: the remaining ranks have lost a peer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +40,7 @@ class RankJob:
       binds_gpus: If True, each rank can access only the GPU of its local rank.
       is_verbose: If True, reports each start.
       heartbeat_timeout_secs: Silence after which a rank counts as hung (seconds). 0 disables it.
+      grace_secs: Time from a forwarded signal to SIGKILL (seconds).
       sets_ranks: If False, the processes do not receive HOROVOD_RANK and the other variables of ranks.
       private: Variables of the processes of this job, which never appear on a command line.
     """
@@ -53,6 +53,7 @@ class RankJob:
     binds_gpus: bool = False
     is_verbose: bool = False
     heartbeat_timeout_secs: float = 60.0
+    grace_secs: float = 30.0
     sets_ranks: bool = True
     private: Mapping[str, str] = field(default_factory=lambda: {"CTL_HVD_SECRET": secrets.token_hex(32)})
 
@@ -122,7 +123,7 @@ def run_ranks(job: RankJob, placement: Placement) -> int:
                 job.start(group, heartbeats, task, environ, placement.remote_host(task))
             job.output.start()
             outcome = Monitor(group, 0.0, signals, heartbeats, is_consequence=is_consequence).wait()
-            _end_ranks(group, outcome, signals)
+            _end_ranks(job, group, outcome, signals)
         except BaseException:
             group.end(0.0)
             raise
@@ -134,11 +135,11 @@ def ranks_of_task(placement: Placement, task: Topology) -> Ranks:
     return ranks.build_ranks([f"{target}:" for target in placement.hosts or ()], task.task_index)
 
 
-def _end_ranks(group: ProcessGroup, outcome: Outcome, signals: ForwardedSignals) -> None:
+def _end_ranks(job: RankJob, group: ProcessGroup, outcome: Outcome, signals: ForwardedSignals) -> None:
     cause = outcome.cause
     signum = signals.received[0] if signals.received else signal.SIGTERM
     if cause is None:
-        group.end(SIGNAL_GRACE_SECS, signum, is_urgent=signals.is_repeated)
+        group.end(job.grace_secs, signum, is_urgent=signals.is_repeated)
         return
     remaining_ranks = [str(t.task_index) for t in group.running if t != cause.task]
     if remaining_ranks:

@@ -1,11 +1,14 @@
 """Startup barrier: errors for missing, duplicate and differing workers. The workers are threads."""
 
 import contextlib
+import gc
 import itertools
 import json
 import socket
+import sys
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -319,3 +322,20 @@ def test_a_last_call_that_is_cut_short_does_not_hide_the_reason_before(monkeypat
     monkeypatch.setattr(rendezvous, "connect", fails)
     (error,) = run_barriers([make_topologies(2)[1]], [{}], timeout_secs=1.0)
     assert isinstance(error, PeerLostError) and "the reason" in str(error)
+
+
+def test_a_fingerprint_is_complete_while_another_thread_imports(monkeypatch):
+    names = (f"imported_{i}" for i in itertools.count())
+
+    def import_module(phase, info):  # garbage collection gives other threads a turn
+        monkeypatch.setitem(sys.modules, next(names), types.ModuleType("imported"))
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(import_module)
+    gc.set_threshold(1)
+    try:
+        facts = job_fingerprint.fingerprint_of_process(0, {})
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(import_module)
+    assert job_fingerprint.CODE + __name__ in facts and "imported_0" in sys.modules

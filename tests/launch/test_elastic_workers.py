@@ -1,8 +1,12 @@
 """`ctl launch --workers=MIN:MAX`: options that exclude each other, and exit codes."""
 
+import subprocess
 import sys
 
+import processes
 import pytest
+import training
+from conftest import ROOT, TIMEOUT_SECS, environment
 from ctl.launch import cli
 from ctl.launch.hosts import Host
 from ctl.launch.membership import HostHealth, Limits, Membership
@@ -56,3 +60,40 @@ def test_the_first_group_has_its_own_timeout():
         assert membership.form_group() is None
         membership.find_overdue_members()
         assert bool(membership.failure) == has_failed
+
+
+def test_a_limit_for_steps_is_refused(capsys, tmp_path):
+    assert launch(tmp_path, "--hang_timeout_secs=30") == 2
+    assert "Omit it, and set --collective_timeout_secs" in capsys.readouterr().err
+
+
+def test_logs_of_workers_have_a_size_limit(tmp_path):
+    code = "import sys, time; [(print('x' * 999), sys.stdout.flush()) for i in range(400)]; time.sleep(3)"
+    assert launch(tmp_path, "--max_log_mib=0.1", code=code) == 0
+    for path in (tmp_path / "logs").glob("rank.*/stdout"):
+        assert path.stat().st_size < 250_000 and b"bytes were cut here" in path.read_bytes()
+
+
+TICKS = """
+import signal, time
+def tick(*_):
+    for _ in range(6000):
+        print("tick", flush=True)
+        time.sleep(0.1)
+signal.signal(signal.SIGTERM, tick)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_time_from_a_signal_to_sigkill_is_that_of_the_option(tmp_path):
+    command = ["--workers=1:2", f"--log_dir={tmp_path / 'logs'}", "--grace_secs=1"]
+    launcher = processes.start(
+        [sys.executable, "-m", "ctl.launch", *command, "--", sys.executable, "-c", TICKS],
+        stdout=subprocess.DEVNULL, env=environment(), cwd=ROOT,
+    )  # fmt: skip
+    logs = [tmp_path / "logs" / f"rank.{i}" / "stdout" for i in range(2)]
+    training.wait_until(lambda: all(p.exists() and b"ready\n" in p.read_bytes() for p in logs), launcher)
+    launcher.terminate()
+    assert launcher.wait(TIMEOUT_SECS) == 143
+    assert all(p.read_bytes().count(b"tick") < 150 for p in logs)  # by default 30 s, 300 times

@@ -195,7 +195,7 @@ class Histories(RuleBasedStateMachine):
         if any(worker.has_state for worker in group.workers):
             assert group.workers[0].has_state, "rank 0 has no state"
         else:
-            assert not self.membership._had_state, "the state is lost"
+            assert not self.membership.had_state, "the state is lost"
 
     @invariant()
     def workers_are_the_living_processes(self):

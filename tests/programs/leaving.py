@@ -1,6 +1,10 @@
 """The job of faulty.py for elastic training. Prints a JSON line at each trace and at the end of each loop.
 
 FAULTS="kill@7:1" ctl launch --workers=1:3 -- python leaving.py --model_dir=...
+
+Further stages of faults, each followed by the number of the group: connect, before the connections to the
+peers; agree, before the choice of the common state; send, within the broadcast of the state to new workers;
+resume, before the state is restored.
 """
 
 import json
@@ -11,6 +15,8 @@ import ctl
 import faulty
 import keras
 import tensorflow as tf
+from ctl.elastic.membership import WorkerGroup
+from ctl.elastic.snapshots import Snapshots
 
 
 def report(**facts):
@@ -61,6 +67,34 @@ class Varied(Leaving):
         return {"loss": error}
 
 
+def strike_before(owner, name, stage, ranks_of):
+    """Strikes the faults of a stage before each call of a method."""
+    method = getattr(owner, name)
+
+    def strike_and_call(self, *args, **kwargs):
+        ranks = ranks_of(self, *args)
+        faulty.strike_faults_at(f"{stage}{ranks.generation}", ranks.rank)
+        return method(self, *args, **kwargs)
+
+    setattr(owner, name, strike_and_call)
+
+
+def strike_while_groups_form():
+    strike_before(WorkerGroup, "_connect", "connect", lambda group, ranks: ranks)
+    strike_before(Snapshots, "share", "agree", lambda snapshots: snapshots._group.ranks)
+    strike_before(Snapshots, "_assign", "resume", lambda snapshots, _: snapshots._group.ranks)
+    broadcast = WorkerGroup.broadcast
+
+    def broadcast_and_strike(self, name, *args):
+        result = broadcast(self, name, *args)
+        if name == "manifest":  # the variables follow
+            faulty.strike_faults_at(f"send{self.ranks.generation}", self.ranks.rank)
+        return result
+
+    WorkerGroup.broadcast = broadcast_and_strike
+
+
 if __name__ == "__main__":
+    strike_while_groups_form()
     trainer = Varied if os.environ.get("VARIED") else Leaving
     ctl.run(trainer, width=faulty.WIDTH, dropout=faulty.DROPOUT, api_token=faulty.API_TOKEN)

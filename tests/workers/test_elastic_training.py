@@ -1,38 +1,23 @@
 """Elastic training with real processes: workers are killed and join, and training continues exactly."""
 
-import json
+import functools
 import re
-from pathlib import Path
 
+import leaving_runs
 import numpy as np
 import processes
 import pytest
 import training
 from conftest import PROGRAMS, ROOT, environment, some_of
+from leaving_runs import FLAGS, check_is_exact, sizes_of
 
 pytestmark = pytest.mark.workers
-FLAGS = ("--dropout=0", "--save_every_steps=0")
-FACTS = re.compile(r"\[(\d+)\]<stdout>:(\{.*\})")
 
 
 @pytest.fixture
 def start(monkeypatch):
     """A function that runs an elastic job, and returns its result and its JSON lines."""
-    command = training.command
-
-    def command_of(*arguments, **options):
-        return [
-            str(PROGRAMS / "leaving.py") if word == str(PROGRAMS / "faulty.py") else word
-            for word in command(*arguments, **options)
-        ]
-
-    monkeypatch.setattr(training, "command", command_of)
-
-    def run(model_dir, *flags, workers="1:3", **options):
-        result = training.run(model_dir, *FLAGS, *flags, workers=workers, **options)
-        return result, [json.loads(text) for _, text in FACTS.findall(result.output)]
-
-    return run
+    return functools.partial(leaving_runs.run, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -42,25 +27,6 @@ def unbroken(tmp_path_factory):
     result = training.run(model_dir, *FLAGS)
     assert result.code == 0, result.output
     return model_dir
-
-
-def check_is_exact(model_dir: Path, expected: Path) -> None:
-    """Checks losses, weights and slots within a tolerance, and that each example was used once."""
-    losses, expected_losses = training.trace(model_dir), training.trace(expected)
-    assert list(losses) == list(expected_losses) == list(range(1, training.STEPS + 1))
-    np.testing.assert_allclose(list(losses.values()), list(expected_losses.values()), rtol=0, atol=1e-5)
-    restored, values = training.tensors(model_dir), training.tensors(expected)
-    assert restored.keys() == values.keys()
-    for name, value in values.items():
-        np.testing.assert_allclose(restored[name], value, rtol=0, atol=1e-5, err_msg=name)
-    (counts,) = (value for name, value in restored.items() if name.startswith("seen/"))
-    assert counts.tolist() == [1.0] * len(counts)
-
-
-def sizes_of(facts: list[dict]) -> list[int]:
-    """Returns the numbers of workers in the order of time, without repetitions."""
-    sizes = [f["size"] for f in sorted(facts, key=lambda f: f["time"]) if "size" in f]
-    return [size for i, size in enumerate(sizes) if not i or sizes[i - 1] != size]
 
 
 CASES = {
