@@ -114,11 +114,16 @@ class ElasticJob:
                 self._channels.close()
         return self._exit_code(signals)
 
+    @property
+    def _has_members(self) -> bool:
+        """True if a process of the newest group, or of the future first one, has not ended."""
+        return bool(self._membership.members if self._membership.number else self._membership.workers)
+
     def _can_continue(self) -> bool:
         membership = self._membership
         if membership.is_finishing:
-            return membership.has_members
-        if not membership.has_members and (self._first_cause or membership.number):
+            return self._has_members
+        if not self._has_members and (self._first_cause or membership.number):
             membership.failure = membership.failure or "no process is running"
         return not membership.failure
 
@@ -126,7 +131,7 @@ class ElasticJob:
         """Prepares a restart if no process has the state of the job. Returns False if the job ends."""
         membership, cause = self._membership, self._first_cause or self._newest_host_loss
         has_ended = membership.is_finishing or self._is_permanent_failure
-        if has_ended or cause is None or (membership.has_members and not membership.has_lost_state):
+        if has_ended or cause is None or (self._has_members and not membership.has_lost_state):
             return False
         delay_secs = self._policy.restart_delay_secs(cause, has_trained=membership.had_state)
         if delay_secs is None:

@@ -210,11 +210,6 @@ class Membership:
         return not self.number or any(w.port for w in self.members)
 
     @property
-    def has_members(self) -> bool:
-        """True if a process of the newest group, or of the future first one, has not ended."""
-        return bool(self.members if self.number else self.workers)
-
-    @property
     def has_lost_state(self) -> bool:
         """True if all processes with the state of the job have ended."""
         return self.had_state and not any(w.has_state for w in self.workers.values())
