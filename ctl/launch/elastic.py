@@ -28,7 +28,7 @@ from ctl.launch.rank_job import FAILURE_GRACE_SECS, RankJob, describe_end
 from ctl.launch.restart_policy import OUTSIDE, REFUSED
 from ctl.launch.worker_channels import WorkerChannels
 
-_STEP_SECS = 0.05
+POLL_SECS = 0.05  # of the loop
 _REPEAT_SECS = 1.0  # between two messages about the same change
 _LEAVE_SECS = 60.0  # for members without a slot to exit before they are killed
 
@@ -95,7 +95,7 @@ class ElasticJob:
             try:
                 while not signals.received and (self._can_continue() or self._restart(signals)):
                     self._poll()
-                    time.sleep(_STEP_SECS)
+                    time.sleep(POLL_SECS)
                 if failure := self._membership.failure:
                     for number in self._membership.workers:
                         self._channels.send(number, {"failure": failure})
@@ -141,7 +141,7 @@ class ElasticJob:
         self._heartbeats.reset([])
         deadline_secs = time.monotonic() + delay_secs
         while time.monotonic() < deadline_secs and not signals.received:
-            time.sleep(_STEP_SECS)
+            time.sleep(POLL_SECS)
         self._membership = Membership(self._limits, self._hosts, num_started=membership.num_started)
         self._restart_environ = {
             "CTL_ATTEMPT": str(int(self._restart_environ.get("CTL_ATTEMPT", "1")) + 1),
@@ -281,8 +281,13 @@ class ElasticJob:
     def _assign_ranks(self, group: Group) -> None:
         """Sends each worker of a group its rank and the addresses of its peers."""
         self._change_sent_secs = -math.inf
-        hosts = list(dict.fromkeys(w.slot.host for w in group.workers))
-        slots = {h: [w.slot.index for w in group.workers if w.slot.host == h] for h in hosts}
+        slots: dict[str, list[int]] = {}  # by host
+        hosts_of_slot: dict[int, list[str]] = {}  # slot -> hosts on which it is occupied
+        for worker in group.workers:
+            slots.setdefault(worker.slot.host, []).append(worker.slot.index)
+            hosts_of_slot.setdefault(worker.slot.index, []).append(worker.slot.host)
+        hosts, is_homogeneous = list(slots), len({len(s) for s in slots.values()}) == 1
+        cross_rank = {(h, i): rank for i, names in hosts_of_slot.items() for rank, h in enumerate(names)}
         try:
             names = resolve_addresses([Host(h) for h in hosts], self._nics)
         except UsageError as e:
@@ -294,17 +299,16 @@ class ElasticJob:
         ]
         for rank, worker in enumerate(group.workers):
             host, index = worker.slot.host, worker.slot.index
-            hosts_with_index = [h for h in hosts if index in slots[h]]
             assignment = {
                 "rank": rank,
                 "size": len(rank_addresses),
                 "local_rank": index,
                 "local_size": len(slots[host]),
-                "cross_rank": hosts_with_index.index(host),
-                "cross_size": len(hosts_with_index),
+                "cross_rank": cross_rank[host, index],
+                "cross_size": len(hosts_of_slot[index]),
                 "addresses": rank_addresses,
                 "generation": group.number,
-                "is_homogeneous": len({len(s) for s in slots.values()}) == 1,
+                "is_homogeneous": is_homogeneous,
             }
             message = {"place": assignment, "must_sync": group.must_sync}
             if not self._channels.send(worker.number, message):

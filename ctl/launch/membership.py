@@ -374,9 +374,11 @@ class Membership:
 
     def _find_new_workers(self) -> list[Worker]:
         """Returns workers with a slot that wait for their first group."""
-        target_slots = set(self.select_target_slots())
+        target_slots, group = set(self.select_target_slots()), self.number
         return [
-            w for w in self.workers.values() if w.port and w not in self.members and w.slot in target_slots
+            w
+            for w in self.workers.values()
+            if w.port and not (group and w.group == group) and w.slot in target_slots
         ]
 
     def select_target_slots(self) -> list[Slot]:

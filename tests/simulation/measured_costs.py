@@ -4,7 +4,9 @@
 start of a job.
 """
 
+from simulated_regroup import RegroupCosts
 from simulated_start import StartCosts
+from virtual_clock import Costs
 
 COORDINATOR_SECS = 50e-6  # of rank 0, for the request of one rank in a negotiated call
 MEMORY_COSTS = {  # shared memory, float32
@@ -29,6 +31,11 @@ START_COSTS = StartCosts(
     fork_secs=888e-6, rank_secs=9.42e-3, call_secs=113e-6, refused_secs=26e-6, accept_secs=57e-6,
     proof_secs=57e-6, link_secs=809e-6,
 )  # fmt: skip
+REGROUP_COSTS = RegroupCosts(
+    poll_secs=5e-6, send_secs=20e-6, read_secs=80e-6, assign_secs=40e-6, address_secs=60e-9,
+    parse_secs=60e-9, leave_secs=14e-3, start=START_COSTS, sums=Costs(**_FLOAT32_COSTS),
+)  # fmt: skip
+REGROUP_CPU_SECS = {300: 0.051, 1000: 0.243}  # workers -> of the launcher
 START_SECS = {16: 0.13, 64: 0.60, 256: 3.01}  # processes -> time on 2 cores, without other work
 
 
