@@ -10,6 +10,7 @@ from ctl.data.dataset_checks import check_batch_size
 from ctl.distribute.row_partition import num_rows
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
+from ctl.tensorflow_patches import kernel_seeds
 
 
 def open_parts(
@@ -42,7 +43,7 @@ def open_parts(
     rows = global_batch_size // topology.num_replicas
 
     def for_worker(context: Any) -> Any:
-        tf.random.set_seed(seed)
+        kernel_seeds.set_seed(seed)
         with input_errors.explain_missing_files("train_data_fn"):
             source = train_data_fn(context)
         _check_replica_batches(source, rows, global_batch_size)

@@ -33,6 +33,7 @@ from ctl.data.row_checks import joined, rows_checked
 from ctl.distribute.row_partition import Share, may_be_empty, num_rows, share, with_unknown_rows
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
+from ctl.tensorflow_patches import kernel_seeds
 
 
 def open_train_data(
@@ -80,7 +81,7 @@ def open_train_data(
     dataset_checks.check_batch_size(
         global_batch_size, topology, is_divisible=not (is_resumed or topology.is_elastic)
     )
-    tf.random.set_seed(seed)
+    kernel_seeds.set_seed(seed)
     with input_errors.explain_missing_files("train_data"):
         source = sources.as_source(
             train_data(global_batch_size),

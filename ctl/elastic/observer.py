@@ -10,6 +10,7 @@ from ctl.elastic.membership import WorkerGroup
 from ctl.elastic.recovery import WorkersChangeError
 from ctl.elastic.snapshots import Snapshots
 from ctl.profiling.loop_observer import NO_CONTEXT, LoopObserver, ObserverInputs
+from ctl.supervision import heartbeat
 
 _SNAPSHOT_SECS = 0.4  # shortest interval; the workers vote every 0.5 s
 
@@ -21,11 +22,19 @@ class SnapshotObserver(LoopObserver):
       group: Group of this worker.
       snapshots: Snapshots of this worker.
       manifest: Returns the manifest of the state after a step. Collective.
+      run_no_step: Compiles the traced graph.
     """
 
-    def __init__(self, group: WorkerGroup, snapshots: Snapshots, manifest: Callable[[int], Manifest]):
+    def __init__(
+        self,
+        group: WorkerGroup,
+        snapshots: Snapshots,
+        manifest: Callable[[int], Manifest],
+        run_no_step: Callable[[], object],
+    ):
         self._group, self._snapshots, self._manifest = group, snapshots, manifest
-        self._is_due, self._ends = True, False
+        self._run_no_step = run_no_step
+        self._is_due, self._ends = not snapshots.has_shared, False
         self._taken_secs = -float("inf")  # time.monotonic
 
     def around(self, step: int) -> contextlib.AbstractContextManager[bool]:
@@ -34,6 +43,8 @@ class SnapshotObserver(LoopObserver):
         A new worker raises it before its first step, and joins a group.
         """
         if not self._group.has_joined:
+            with heartbeat.current.enter_phase(heartbeat.COMPILING):
+                self._run_no_step()
             raise WorkersChangeError("this worker joins the group.")
         is_alone = self._group.ranks.size == 1  # no vote
         self._ends |= is_alone and self._group.will_change
@@ -65,4 +76,4 @@ def create_observer(inputs: ObserverInputs) -> SnapshotObserver | None:
     group, snapshots = membership.group_of(inputs.world.strategy), recovery.snapshots_of(inputs.world)
     if group is None or snapshots is None:
         return None
-    return SnapshotObserver(group, snapshots, inputs.manifest)
+    return SnapshotObserver(group, snapshots, inputs.manifest, inputs.run_no_step)

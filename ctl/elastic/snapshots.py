@@ -45,7 +45,12 @@ class Snapshots:
         self._state, self._group = state, group
         self._snapshot_by_step: dict[int, _Snapshot] = {}
         self._confirmed = _NONE
-        self._was_chief = False
+        self._was_chief = self._has_shared = False
+
+    @property
+    def has_shared(self) -> bool:
+        """True if the newest snapshot is that of `share`, so that the variables have its values."""
+        return self._has_shared
 
     def take(self, manifest: Manifest) -> None:
         """Copies all variables. All workers call it after the same step."""
@@ -54,6 +59,7 @@ class Snapshots:
         new_snapshot = _Snapshot(manifest, values)
         previous_snapshot = self._snapshot_by_step.get(previous_step, new_snapshot)
         self._snapshot_by_step = {previous_step: previous_snapshot, manifest.step: new_snapshot}
+        self._has_shared = False
         self._was_chief = self._group.ranks.rank == 0
 
     def confirm(self) -> None:
@@ -86,6 +92,7 @@ class Snapshots:
         assert snapshot is not None
         self._assign(snapshot)
         self._snapshot_by_step, self._confirmed = {step: snapshot}, step
+        self._has_shared = True
         self._was_chief = self._group.ranks.rank == 0
         return snapshot.manifest
 

@@ -28,7 +28,7 @@ from ctl.launch.rank_job import FAILURE_GRACE_SECS, RankJob, describe_end
 from ctl.launch.restart_policy import OUTSIDE, REFUSED
 from ctl.launch.worker_channels import WorkerChannels
 
-POLL_SECS = 0.05  # of the loop
+LOOP_SECS = 0.05  # between two polls
 _REPEAT_SECS = 1.0  # between two messages about the same change
 _LEAVE_SECS = 60.0  # for members without a slot to exit before they are killed
 
@@ -95,7 +95,7 @@ class ElasticJob:
             try:
                 while not signals.received and (self._can_continue() or self._restart(signals)):
                     self._poll()
-                    time.sleep(POLL_SECS)
+                    time.sleep(LOOP_SECS)
                 if failure := self._membership.failure:
                     for number in self._membership.workers:
                         self._channels.send(number, {"failure": failure})
@@ -136,12 +136,12 @@ class ElasticJob:
         delay_secs = self._policy.restart_delay_secs(cause, has_trained=membership.had_state)
         if delay_secs is None:
             return False
-        others = self._group.running  # without the state, or they have lost their peers
-        self._group.end(FAILURE_GRACE_SECS, is_urgent=lambda: bool(signals.received), only=others)
+        running = self._group.running  # without the state, or they have lost their peers
+        self._group.end(FAILURE_GRACE_SECS, is_urgent=lambda: bool(signals.received), only=running)
         self._heartbeats.reset([])
         deadline_secs = time.monotonic() + delay_secs
         while time.monotonic() < deadline_secs and not signals.received:
-            time.sleep(POLL_SECS)
+            time.sleep(LOOP_SECS)
         self._membership = Membership(self._limits, self._hosts, num_started=membership.num_started)
         self._restart_environ = {
             "CTL_ATTEMPT": str(int(self._restart_environ.get("CTL_ATTEMPT", "1")) + 1),

@@ -1,4 +1,4 @@
-"""What follows from failures in an elastic job: a new process, a restart of all, or the end.
+"""Consequences of failures in an elastic job: a new process, a restart of all, or the end.
 
 policy = WorkerPolicy(RestartPolicy(max_restarts=3), model_dir)
 policy.restart_delay_secs(process_exit, has_trained=True)      # 1.0, or None

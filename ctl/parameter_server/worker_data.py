@@ -18,6 +18,7 @@ from ctl.data.indexed import IndexedData
 from ctl.data.row_checks import rows_checked
 from ctl.distribute import parameter_servers
 from ctl.errors import UsageError
+from ctl.tensorflow_patches import kernel_seeds
 
 
 def open_train_per_worker(
@@ -45,7 +46,7 @@ def open_train_per_worker(
       UsageError: The data are not batches of `global_batch_size`, have no length where one is needed, or
         cannot be sent to workers.
     """
-    tf.random.set_seed(seed)
+    kernel_seeds.set_seed(seed)
     with input_errors.explain_missing_files("train_data"):
         source = sources.as_dataset(
             train_data(global_batch_size), "train_data", global_batch_size, shuffle=True

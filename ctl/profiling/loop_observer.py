@@ -53,6 +53,7 @@ class ObserverInputs:
       writers: Metric writers.
       log_dir: Directory of the event files, or "" without one.
       manifest: Returns the manifest of the state after a step; collective. The due actions are complete.
+      run_no_step: Calls the traced graph for no step, which compiles it.
     """
 
     config: Config
@@ -61,6 +62,7 @@ class ObserverInputs:
     writers: WriterGroup
     log_dir: str
     manifest: Callable[[int], Manifest]
+    run_no_step: Callable[[], object]
 
 
 class LoopObserver:

@@ -2,7 +2,7 @@
 
 Purpose: TensorFlow cannot be configured after its context is initialized, and it has no public function
   that reads the global seed, the position in the sequence of seeds of operations, or determinism.
-Uses: `tensorflow.python.eager.context`: `context()._initialized`, `context()._rng`, `global_seed`;
+Uses: `tensorflow.python.eager.context`: `_context._initialized`, `context()._rng`, `global_seed`;
   `tensorflow.python.framework.config.is_op_determinism_enabled`.
 Versions: TensorFlow 2.16 and later.
 Upstream issue: none known.
@@ -23,7 +23,10 @@ def eager_context() -> Any:
 
 def is_context_initialized() -> bool:
     """Returns True if TensorFlow has created a tensor in this process."""
-    return bool(eager_context()._initialized)
+    from tensorflow.python.eager import context
+
+    existing = context._context  # `context()` creates one
+    return existing is not None and bool(existing._initialized)
 
 
 def global_seed() -> int | None:

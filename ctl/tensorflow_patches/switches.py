@@ -19,6 +19,7 @@ PATCHES = frozenset({
     "graph_call_errors",
     "keras2_spellings",
     "keras_compilation",
+    "kernel_seeds",
     "loss_reduction",
     "metric_building",
     "metric_values",

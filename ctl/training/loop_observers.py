@@ -4,7 +4,9 @@ import contextlib
 import pkgutil
 from collections.abc import Callable
 
+import tensorflow as tf
 from ctl.checkpoints.protocol import Manifest
+from ctl.data.batches import Batches
 from ctl.metrics.group import WriterGroup
 from ctl.profiling.loop_observer import LoopObserver, ObserverInputs
 from ctl.profiling.step_profiler import ProfiledRun, StepProfiler
@@ -43,6 +45,7 @@ def create_profiler(prepared: PreparedTrainer, options: RunOptions, writers: Wri
 def create_observers(
     prepared: PreparedTrainer,
     graph_loop: GraphLoop,
+    batches: Batches,
     profiler: StepProfiler,
     writers: WriterGroup,
     log_dir: str,
@@ -58,7 +61,8 @@ def create_observers(
         UpdateCheck(prepared.task, graph_loop, is_chief=world.topology.is_chief),
         profiler,
     ]
-    inputs = ObserverInputs(prepared.config, world, timer, writers, log_dir, manifest)
+    run_no_step = lambda: graph_loop.run(batches, 0, tf.zeros([0, 2], tf.float64))  # noqa: E731
+    inputs = ObserverInputs(prepared.config, world, timer, writers, log_dir, manifest, run_no_step)
     optional = [pkgutil.resolve_name(name)(inputs) for name in OPTIONAL]
     return ObserverGroup([*observers, *(observer for observer in optional if observer is not None)])
 

@@ -101,7 +101,9 @@ class ProgramCache:
             return ScheduledLoop(strategy, step, **arguments)
         if self._config.jit_compile == "loop":
             return CompiledLoop(strategy, step, **arguments)
-        return StepLoop(strategy, step, self._world.topology, single=is_single, **arguments)
+        topology = self._world.topology
+        is_single = is_single and not topology.is_elastic  # a call of a loop may run no step
+        return StepLoop(strategy, step, topology, single=is_single, **arguments)
 
     def _train_step(self) -> ReplicaStep:
         """Returns the execution of `train_step` on one replica."""

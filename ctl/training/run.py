@@ -63,9 +63,9 @@ class Run:
         self.graph_loop = graph_loop = prepared.programs.train_loop(
             self._checkpointing.resumed, is_single=options.intervals.steps_per_loop == 1
         )
-        self.profiler = create_profiler(prepared, options, writers)
+        self.profiler = profiler = create_profiler(prepared, options, writers)
         self.observers = create_observers(
-            prepared, graph_loop, self.profiler, writers, options.log_dir, check_lease, self._manifest
+            prepared, graph_loop, batches, profiler, writers, options.log_dir, check_lease, self._manifest
         )
         save_request = prepared.activity.save_request
         self.loop = TrainLoop(

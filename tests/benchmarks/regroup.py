@@ -31,7 +31,7 @@ _SECRET = "secret of the benchmark"
 
 
 class _Job(ElasticJob):
-    """A job without processes. `lost` is the process whose end the next poll reports."""
+    """A job without processes. The next poll reports the end of those in `lost`."""
 
     def __init__(self, count: int):
         job = types.SimpleNamespace(
@@ -49,7 +49,7 @@ class _Job(ElasticJob):
         """Finds no hung process."""
 
     def release(self, task: Topology) -> None:
-        """Does nothing."""
+        """Has no heartbeat to release."""
 
     def poll(self) -> list[ProcessExit]:
         """Returns the ends of the lost processes."""

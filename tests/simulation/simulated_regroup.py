@@ -17,7 +17,7 @@ from typing import Any
 
 from ctl.collectives.allreduce import select_algorithm
 from ctl.collectives.transfer_costs import ONE_MACHINE
-from ctl.launch.elastic import POLL_SECS
+from ctl.launch.elastic import LOOP_SECS
 from ctl.launch.hosts import Host
 from ctl.launch.membership import Group, HostHealth, Limits, Membership
 from exchange_records import record_schedule
@@ -175,12 +175,12 @@ class _Launcher:
     def run(self) -> _Thread:
         """Reports the loss, and assigns ranks when all members have requested them."""
         costs, members = self._costs, self._membership.members
-        yield self._clock.sleep(POLL_SECS)
+        yield self._clock.sleep(LOOP_SECS)
         for member in members:
             yield self.process.compute(costs.send_secs)
             self._send(member.number, 1)
         while (group := self._membership.form_group()) is None:
-            yield self._clock.sleep(POLL_SECS)
+            yield self._clock.sleep(LOOP_SECS)
             yield self.process.compute(costs.poll_secs * len(members))
         self.group = group
         for worker in group.workers:

@@ -12,6 +12,11 @@ def test_a_context_is_initialized_by_the_first_tensor():
     assert context.Context()._initialized is False
 
 
+def test_the_question_creates_no_context(monkeypatch):
+    monkeypatch.setattr(context, "_context", None)
+    assert not eager_context.is_context_initialized() and context._context is None
+
+
 def test_the_global_seed_and_the_position_in_its_sequence_are_restored():
     tf.random.set_seed(7)
     first = tf.random.uniform([]).numpy()
