@@ -19,8 +19,9 @@ from ctl.distribute.topology import Topology
 from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ctl.launch.discovery import HostSource
 from ctl.launch.horovodrun_options import report
+from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import LOOPBACK, Host, format_hosts, resolve_addresses
-from ctl.launch.membership import ADDED, Group, HostHealth, Limits, Membership, Slot, Worker
+from ctl.launch.membership import ADDED, Group, Limits, Membership, Slot, Worker
 from ctl.launch.monitor import ForwardedSignals
 from ctl.launch.process import ProcessExit
 from ctl.launch.rank_job import FAILURE_GRACE_SECS, SIGNAL_GRACE_SECS, RankJob, describe_end
@@ -46,7 +47,7 @@ class ElasticJob:
         hosts: HostHealth,
         source: HostSource,
         *,
-        nics: str | None = None,
+        resolve: Callable[[Sequence[Host]], list[str]] = resolve_addresses,
         listens_at: str = "0.0.0.0",
         is_permanent: Callable[[ProcessExit], bool] = lambda process_exit: False,
         report: Callable[[str], object] = report,
@@ -58,7 +59,7 @@ class ElasticJob:
           limits: Limits of the number of processes.
           hosts: Hosts and their failures.
           source: Source of host lists.
-          nics: Names of network interfaces, separated by commas.
+          resolve: Returns the addresses of hosts, at which their processes can connect to each other.
           listens_at: An address of this machine.
           is_permanent: Returns True for the end of a process that ends the job.
           report: Prints a message of the launcher.
@@ -67,12 +68,13 @@ class ElasticJob:
         self._job = job
         self._hosts = hosts
         self._source = source
-        self._nics, self._is_permanent, self._report = nics, is_permanent, report
+        self._resolve, self._is_permanent, self._report = resolve, is_permanent, report
         self._membership = Membership(limits, hosts)
         self._channels = WorkerChannels(job.private["CTL_HVD_SECRET"], listens_at)
         self._heartbeats = job.create_heartbeat_monitor()
         self._change_sent_secs = -math.inf
         self._leave_deadlines: dict[int, float] = {}  # worker -> deadline for its end
+        self._silent_workers: set[int] = set()  # that were killed
         self._first_cause: ProcessExit | None = None
         self._newest_host_loss: ProcessExit | None = None  # of a host, which is retried
         self._failure_after_success: ProcessExit | None = None  # after the first successful end
@@ -81,8 +83,9 @@ class ElasticJob:
 
     @property
     def lacks_workers(self) -> bool:
-        """True if the job has ended because too few processes were running."""
-        return bool(self._membership.failure) and not self._is_permanent_failure
+        """True if the job has ended because too few processes were running, which a restart may correct."""
+        is_refused = self._first_cause is not None and self._first_cause.loss == REFUSED
+        return bool(self._membership.failure) and not (self._is_permanent_failure or is_refused)
 
     def run(self) -> int:
         """Runs until the job is complete or cannot continue. Returns its exit code."""
@@ -130,6 +133,7 @@ class ElasticJob:
         if hang:
             self._report(f"process {hang.task.task_index} {hang.description}; killing it")
             self._kill(hang.task.task_index)
+        self._kill_silent_members()
         group = self._membership.form_group()
         if group:
             self._assign_ranks(group)
@@ -141,6 +145,17 @@ class ElasticJob:
         for slot in self._membership.find_free_slots():
             self._start_worker(slot)
 
+    def _kill_silent_members(self) -> None:
+        """Kills members that the others have lost, and that have not sent a message within their limit."""
+        for worker in self._membership.find_absent_members():
+            if worker.number not in self._silent_workers and self._channels.is_silent(worker.number):
+                self._silent_workers.add(worker.number)
+                self._report(
+                    f"process {worker.number} on {worker.slot.host} is silent, and other processes have "
+                    "lost it; killing it"
+                )
+                self._kill(worker.number)
+
     def _kill(self, number: int) -> None:
         self._group.send(_task(number), signal.SIGKILL)
 
@@ -150,7 +165,7 @@ class ElasticJob:
             return
         if discovery.problem:
             if discovery.is_broken and not self._hosts.hosts:
-                raise UsageError(f"--host-discovery-script: {discovery.problem}")
+                raise UsageError(f"{self._source.option}: {discovery.problem}")
             if discovery.problem != self._reported_problem:
                 self._report(f"{discovery.problem}; keeping the previous list of hosts")
         elif self._hosts.update(discovery.hosts):
@@ -188,9 +203,7 @@ class ElasticJob:
         host = Host(slot.host)
         remote = None if host.is_local else slot.host
         try:
-            launcher_address = (
-                resolve_addresses([Host("localhost"), host], self._nics)[0] if remote else LOOPBACK
-            )
+            launcher_address = self._resolve([Host("localhost"), host])[0] if remote else LOOPBACK
         except UsageError as e:
             self._report(f"{e}; {self._hosts.record_outage(slot.host)}")
             return
@@ -202,7 +215,7 @@ class ElasticJob:
             "CTL_HVD_RENDEZVOUS": f"{launcher_address}:{self._channels.port}",
             "CTL_HVD_WORKER": str(number),
             "CTL_ELASTIC_NEWCOMER": str(int(self._membership.number > 0)),
-            "CTL_ELASTIC_SLOT": str(slot.index),
+            "CTL_ELASTIC_SLOT": str(self._membership.workers[number].replica),
         }
         if self._job.is_verbose or self._membership.number:
             self._report(f"starting process {number} on {host.address}, local rank {slot.index}")
@@ -252,7 +265,7 @@ class ElasticJob:
         hosts = list(dict.fromkeys(w.slot.host for w in group.workers))
         slots = {h: [w.slot.index for w in group.workers if w.slot.host == h] for h in hosts}
         try:
-            names = resolve_addresses([Host(h) for h in hosts], self._nics)
+            names = self._resolve([Host(h) for h in hosts])
         except UsageError as e:
             self._membership.failure = str(e)
             return
@@ -286,9 +299,7 @@ class ElasticJob:
         """Requests the exit of workers without a slot, and kills those that do not exit in time."""
         now_secs = time.monotonic()
         surplus = self._membership.find_surplus_workers()
-        for worker in surplus:
-            if worker in self._membership.members or worker.is_dismissed:
-                continue
+        for worker in self._membership.find_leaving_workers():
             self._membership.dismiss(worker.number)
             self._leave_deadlines[worker.number] = now_secs + FAILURE_GRACE_SECS
             self._report(

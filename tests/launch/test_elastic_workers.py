@@ -4,8 +4,9 @@ import sys
 
 import pytest
 from ctl.launch import cli
+from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import Host
-from ctl.launch.membership import HostHealth, Limits, Membership
+from ctl.launch.membership import Limits, Membership
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 

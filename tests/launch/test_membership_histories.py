@@ -6,8 +6,9 @@ The state table is in docs/decisions/0052-elastic-training.md.
 import dataclasses
 from collections import deque
 
+from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import Host
-from ctl.launch.membership import HostHealth, Limits, Membership
+from ctl.launch.membership import Limits, Membership
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
