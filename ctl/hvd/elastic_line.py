@@ -32,7 +32,7 @@ _POLL_SECS = 0.5
 _CONNECT_SECS = 60.0  # time limit for the connection to the launcher
 _RETRY_SECS = 0.2
 _BEATS_PER_LIMIT = 4
-_LAUNCHER_LOST = "the connection to the launcher is lost"
+_LAUNCHER_LOST = "the launcher is gone, or cannot be reached"
 _MAX_PORTS = 10  # attempts of one process to listen at a port that another program does not use
 T = TypeVar("T")
 
@@ -66,6 +66,7 @@ class _Client:
         self.skip_sync = False
         self.must_sync = True
         self._generation = 0
+        self._beats: Beats | None = None
         self._lock = threading.Lock()
         self._answers: queue.SimpleQueue[dict] = queue.SimpleQueue()
         self._connection = _connect_to_launcher()
@@ -95,7 +96,8 @@ class _Client:
         message = {"alive": limit_secs}
         self._connection.send(message)
         secs = limit_secs / _BEATS_PER_LIMIT
-        Beats(lambda: self._connection.send(message), secs=secs, name="elastic-beats").start()
+        self._beats = Beats(lambda: self._connection.send(message), secs=secs, name="elastic-beats")
+        self._beats.start()
 
     def report_failed_group(self, group: int, reason: str) -> None:
         """Reports that this process cannot connect to its group. Its peers then stop waiting for it."""

@@ -57,6 +57,11 @@ def run_elastic_workers(
     limits = _limits_of_job(options, settings)
     source = _host_source(options)
     is_alone = bool(source.hosts) and all(host.is_local for host in source.hosts)
+    resolve = functools.partial(
+        resolve_addresses, own_address=options.host, option=", or add --host=ADDRESS"
+    )
+    if source.hosts and not is_alone:
+        resolve([Host("localhost"), *source.hosts])  # an error now, not at each start of a worker
     dead_holders = lease.dead_holders()
     job = RankJob(
         command=command,
@@ -73,9 +78,7 @@ def run_elastic_workers(
         limits,
         HostHealth(_COOLDOWN_SECS),
         source,
-        resolve=functools.partial(
-            resolve_addresses, own_address=options.host, option=", or add --host=ADDRESS"
-        ),
+        resolve=resolve,
         listens_at=LOOPBACK if is_alone and options.host is None else "0.0.0.0",
         is_permanent=_is_permanent,
         report=print_message,

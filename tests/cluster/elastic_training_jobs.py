@@ -56,7 +56,8 @@ class Job:
     @property
     def facts(self) -> list[dict]:
         """The JSON lines of the workers in the order of time, with the number of the process."""
-        facts = [{"process": int(number), **json.loads(text)} for number, text in FACTS.findall(self.output)]
+        lines = FACTS.findall(self.output)
+        facts = [{"process": int(number), **json.loads(text)} for number, text in lines]
         return sorted(facts, key=lambda fact: fact["time"])
 
     def wait_for(self, condition, timeout_secs=TIMEOUT_SECS):
