@@ -28,8 +28,9 @@ def set_peer_timeout(connection: socket.socket, timeout_secs: float) -> None:
 
     Args:
       connection: A socket with the options of `set_tcp_options`.
-      timeout_secs: Time without an answer of the peer's kernel (seconds).
+      timeout_secs: Time without an answer of the peer's kernel, at most `PEER_TIMEOUT_SECS` (seconds).
     """
+    timeout_secs = min(timeout_secs, PEER_TIMEOUT_SECS)
     interval_secs = max(1, int(timeout_secs / 4))
     _set_timeouts(connection, timeout_secs, idle_secs=interval_secs, interval_secs=interval_secs)
 

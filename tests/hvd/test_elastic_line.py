@@ -204,6 +204,8 @@ def test_a_launcher_that_was_stopped_does_not_count_the_time():
 def test_a_cut_link_ends_a_connection_after_the_timeout():
     with socket.create_server(("127.0.0.1", 0)) as server:
         connection = set_tcp_options(socket.create_connection(server.getsockname()))
+        set_peer_timeout(connection, 800.0)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
         set_peer_timeout(connection, 8.0)
         names = ("TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_KEEPINTVL")
         options = [connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names]
