@@ -228,7 +228,7 @@ def _job_settings(options: argparse.Namespace, command: list[str]) -> JobSetting
 
 
 def build_allocation(options: argparse.Namespace) -> Allocation | None:
-    """Returns the allocation of the workers, or None for an elastic job, whose workers change.
+    """Returns the allocation of the workers. None: the job is elastic, and allocates them itself.
 
     Raises UsageError for options that exclude each other.
     """

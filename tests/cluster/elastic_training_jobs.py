@@ -1,4 +1,4 @@
-"""An elastic job of `ctl launch` on hosts with a real sshd, whose program reports its steps.
+"""An elastic job of `ctl launch` on hosts with a real sshd. Its workers print their steps.
 
     job = Job(ssh_hosts, tmp_path, "--workers=1:3", "-H", "hosta,hostb,hostc", flags=["--heartbeat_secs=6"])
     job.wait_for_step(10); ssh_hosts.disconnect("hosta"); job.wait()

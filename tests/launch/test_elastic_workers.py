@@ -3,10 +3,14 @@
 import sys
 
 import pytest
-from ctl.launch import cli
+from ctl.distribute.topology import Topology
+from ctl.errors import EXIT_USAGE
+from ctl.launch import cli, elastic_workers
 from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import Host
 from ctl.launch.membership import Limits, Membership
+from ctl.launch.process import ProcessExit
+from ctl.launch.restart_policy import ERROR, REFUSED
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 PRINT_NUMBERS = """
@@ -53,7 +57,7 @@ def test_hosts_with_fewer_slots_than_the_minimum_are_refused(capsys, tmp_path, h
 
 
 def test_a_name_without_an_address_is_refused(capsys, tmp_path):
-    assert launch(tmp_path, "-H", "elsewhere.invalid:2") == 2
+    assert launch(tmp_path, "-H", "elsewhere.invalid:2", "--startup_timeout_secs=9") == 2
     assert "the host name 'elsewhere.invalid' cannot be resolved" in capsys.readouterr().err
 
 
@@ -70,6 +74,12 @@ def test_workers_on_several_hosts_have_different_numbers_below_the_maximum(capfd
         f"{number} 127.0.0.1\n" for number in range(3)
     }
     assert "exit code 7" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("loss", "is_permanent"), [(ERROR, True), (REFUSED, False)])
+def test_a_host_that_refuses_the_login_does_not_end_the_job(loss, is_permanent):
+    process_exit = ProcessExit(Topology({}, "worker", 0), EXIT_USAGE, 1.0, loss=loss)
+    assert elastic_workers._is_permanent(process_exit) == is_permanent
 
 
 @pytest.mark.parametrize("text", ["0:2", "3:2", "1:x", ":"])
