@@ -21,7 +21,16 @@ from ctl.launch.discovery import HostSource
 from ctl.launch.horovodrun_options import report
 from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import LOOPBACK, Host, format_hosts, resolve_addresses
-from ctl.launch.membership import ADDED, Group, Limits, Membership, Slot, Worker
+from ctl.launch.membership import (
+    ADDED,
+    Group,
+    Limits,
+    Membership,
+    Slot,
+    Worker,
+    find_absent_members,
+    find_leaving_workers,
+)
 from ctl.launch.monitor import ForwardedSignals
 from ctl.launch.process import ProcessExit
 from ctl.launch.rank_job import FAILURE_GRACE_SECS, SIGNAL_GRACE_SECS, RankJob, describe_end
@@ -147,7 +156,7 @@ class ElasticJob:
 
     def _kill_silent_members(self) -> None:
         """Kills members that the others have lost, and that have not sent a message within their limit."""
-        for worker in self._membership.find_absent_members():
+        for worker in find_absent_members(self._membership):
             if worker.number not in self._silent_workers and self._channels.is_silent(worker.number):
                 self._silent_workers.add(worker.number)
                 self._report(
@@ -299,7 +308,7 @@ class ElasticJob:
         """Requests the exit of workers without a slot, and kills those that do not exit in time."""
         now_secs = time.monotonic()
         surplus = self._membership.find_surplus_workers()
-        for worker in self._membership.find_leaving_workers():
+        for worker in find_leaving_workers(self._membership):
             self._membership.dismiss(worker.number)
             self._leave_deadlines[worker.number] = now_secs + FAILURE_GRACE_SECS
             self._report(

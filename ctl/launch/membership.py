@@ -44,6 +44,12 @@ class Limits:
     counts_leaving: bool = False
     timeout_name: str = "--elastic-timeout"
 
+    def max_starts(self, num_living: int) -> int | None:
+        """Returns the number of processes that may start beside living ones. None: no limit."""
+        if self.maximum is None or not self.counts_leaving:
+            return None
+        return max(0, self.maximum - num_living)
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -138,19 +144,12 @@ class Membership:
         is_waiting = not self.number and len(self.select_target_slots()) < self.limits.initial
         if self.is_finishing or self.failure or is_waiting or self._is_at_limit:
             return []
-        return self._find_empty_slots()[: self._num_free_replicas]
+        return self._find_empty_slots()[: self.limits.max_starts(len(self.workers))]
 
     def _find_empty_slots(self) -> list[Slot]:
         occupied_slots = {w.slot for w in self.workers.values()}
         target_slots = self.select_target_slots()
         return [s for s in target_slots if s not in occupied_slots and self.hosts.can_start(s.host)]
-
-    @property
-    def _num_free_replicas(self) -> int | None:
-        """Number of processes that may start now. None without a limit."""
-        if self.limits.maximum is None or not self.limits.counts_leaving:
-            return None
-        return max(0, self.limits.maximum - len(self.workers))
 
     def add_worker(self, slot: Slot) -> int:
         """Records a new process and returns its number."""
@@ -212,7 +211,7 @@ class Membership:
         remaining = [w for w in members if w not in surplus]
         new_workers = [] if self._is_at_limit else self._find_new_workers()
         has_minimum = len(remaining + new_workers) >= self.limits.minimum
-        blocks_successor = self._num_free_replicas == 0 and bool(self._find_empty_slots())
+        blocks_successor = self.limits.max_starts(len(self.workers)) == 0 and bool(self._find_empty_slots())
         is_removal = len(remaining) < len(members) and (has_minimum or blocks_successor)
         return (ADDED if new_workers else 0) | (REMOVED if is_removal else 0)
 
@@ -230,19 +229,6 @@ class Membership:
                 holders = [w for w in holders if not w.is_dismissed][:1]
             surplus = [w for w in surplus if w not in holders]
         return surplus
-
-    def find_leaving_workers(self) -> list[Worker]:
-        """Returns the surplus workers to dismiss: those outside the group, and those that it cannot use.
-
-        With `counts_leaving`, a group below the minimum waits for the successor of a surplus member.
-        """
-        is_stuck = self.limits.counts_leaving and all(w.port for w in self.members)
-        surplus = self.find_surplus_workers()
-        return [w for w in surplus if not w.is_dismissed and (is_stuck or w not in self.members)]
-
-    def find_absent_members(self) -> list[Worker]:
-        """Returns the members that do not wait for the next group although another member does."""
-        return [w for w in self.members if not w.port] if self.is_forming else []
 
     def form_group(self) -> Group | None:
         """Forms the next group if all its workers wait for it. Otherwise returns None."""
@@ -279,7 +265,7 @@ class Membership:
             timeout_secs = self.limits.start_timeout_secs
         if waited_secs < timeout_secs:
             return []
-        overdue = self.find_absent_members()
+        overdue = find_absent_members(self)
         if overdue:
             self._waiting_since_secs = None
             return overdue
@@ -329,6 +315,21 @@ class Membership:
             key=lambda s: (s not in occupied_slots, s not in started_slots, not can_start[s.host])
         )
         return slots[: self.limits.maximum]
+
+
+def find_leaving_workers(membership: Membership) -> list[Worker]:
+    """Returns the surplus workers to dismiss: those outside the group, and those that it cannot use.
+
+    With `counts_leaving`, a group below the minimum waits for the successor of a surplus member.
+    """
+    is_stuck = membership.limits.counts_leaving and all(w.port for w in membership.members)
+    surplus = [w for w in membership.find_surplus_workers() if not w.is_dismissed]
+    return [w for w in surplus if is_stuck or w not in membership.members]
+
+
+def find_absent_members(membership: Membership) -> list[Worker]:
+    """Returns the members that do not wait for the next group although another member does."""
+    return [w for w in membership.members if not w.port] if membership.is_forming else []
 
 
 def _order_by_rank(workers: Sequence[Worker]) -> list[Worker]:

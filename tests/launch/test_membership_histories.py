@@ -8,7 +8,7 @@ from collections import deque
 
 from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import Host
-from ctl.launch.membership import Limits, Membership
+from ctl.launch.membership import Limits, Membership, find_leaving_workers
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -180,7 +180,7 @@ class Histories(RuleBasedStateMachine):
             assert not any(worker.has_state for worker in self.membership.workers.values())
         for worker in self.membership.find_overdue_members():
             self.end(worker.number)
-        for worker in self.membership.find_leaving_workers():
+        for worker in find_leaving_workers(self.membership):
             self.membership.dismiss(worker.number)
         if self.membership.find_change():
             self.notify_members()

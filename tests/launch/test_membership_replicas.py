@@ -1,7 +1,7 @@
 """Membership of an elastic job of `ctl launch`: numbers of replicas, replaced hosts, lost members."""
 
 import pytest
-from ctl.launch.membership import ADDED, REMOVED
+from ctl.launch.membership import ADDED, REMOVED, find_absent_members, find_leaving_workers
 from test_membership import Job
 
 
@@ -17,7 +17,7 @@ def replicas(job):
 
 def leave(job):
     """Dismisses the processes that have to leave, which then end. Returns their numbers."""
-    numbers = [worker.number for worker in job.membership.find_leaving_workers()]
+    numbers = [worker.number for worker in find_leaving_workers(job.membership)]
     for number in numbers:
         job.membership.dismiss(number)
         job.membership.remove_worker(number, is_success=True)
@@ -87,11 +87,11 @@ def test_hosts_that_are_all_replaced_leave_one_after_the_other_and_pass_the_stat
 
 def test_members_that_do_not_wait_are_absent_once_another_member_waits():
     job = create_job("a:1", "b:1", "c:1", maximum=3)
-    assert job.start_workers() == [0, 1, 2] and job.membership.find_absent_members() == []
+    assert job.start_workers() == [0, 1, 2] and find_absent_members(job.membership) == []
     assert job.join(0, 1, 2) == [0, 1, 2]
-    assert job.membership.find_absent_members() == []
+    assert find_absent_members(job.membership) == []
     job.join(1)
-    assert [worker.number for worker in job.membership.find_absent_members()] == [0, 2]
+    assert [worker.number for worker in find_absent_members(job.membership)] == [0, 2]
 
 
 @pytest.mark.parametrize("secs", [5.0, 30.0])
