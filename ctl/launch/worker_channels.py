@@ -49,7 +49,8 @@ class WorkerChannels:
         self._thread.start()
 
     def events(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields the messages that have arrived: (worker, message)."""
+        """Yields the messages that have arrived: (worker, message). Call it regularly, for `is_silent`."""
+        self._clock()  # counts at most two seconds between two calls
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._events.get_nowait()
