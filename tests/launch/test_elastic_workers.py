@@ -45,7 +45,8 @@ def test_options_for_other_jobs_are_refused(capsys, tmp_path, options, reason):
 
 
 def test_hosts_and_a_script_exclude_each_other(capsys, tmp_path):
-    assert launch(tmp_path, "-H", "a:2", "--host_discovery=true") == 2
+    options = ["-H", "a:2", "--host_discovery=true", "--startup_timeout_secs=9"]
+    assert launch(tmp_path, *options) == 2
     assert "-H cannot be combined with --host_discovery" in capsys.readouterr().err
 
 
