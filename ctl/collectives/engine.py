@@ -216,8 +216,11 @@ class Engine:
             self._failure = self._failure or self._create_error("LOST", _HAS_LEFT)
         self._control.leave()
         left_at = time.monotonic()
-        while self._thread.is_alive() and time.monotonic() < _LEAVE_SECS + max(
-            left_at, self._mesh.last_transfer_at
+        can_be_released = is_healthy or self._coordinator is not None  # rank 0 may be the lost rank
+        while (
+            can_be_released
+            and self._thread.is_alive()
+            and time.monotonic() < _LEAVE_SECS + max(left_at, self._mesh.last_transfer_at)
         ):
             self._thread.join(_JOIN_SECS)
         sockets = self._mesh.sockets

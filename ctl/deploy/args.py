@@ -195,6 +195,12 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
                 f"{problem}; expected printable characters. Put longer texts into a file of the image"
             )
     parsed_options, unknown = parser.parse_known_args(options)
+    if unknown and unknown[0].partition("=")[0] == "--elastic":
+        raise UsageError(
+            f"--elastic is not supported by `{parser.prog}`: an elastic job needs a launcher that replaces "
+            "workers, and this platform starts them itself. Use `ctl launch --workers=MIN:MAX` or `ctl "
+            "deploy slurm --elastic=MIN:MAX`"
+        )
     if unknown:
         fix = f"see `{parser.prog} --help`; options of the program go after `--`"
         if separator == len(arguments):

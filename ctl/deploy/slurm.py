@@ -4,8 +4,11 @@ Near the time limit Slurm signals the script, every task saves a checkpoint, and
 job, which resumes. The script does not wait for tasks that ignore the signal. After the loss of a worker it
 restarts all tasks. An error that a restart cannot correct ends the job. If a machine is dead when srun
 starts the tasks, the script retries until Slurm replaces the machine.
+
+With --elastic the script starts `ctl launch --workers=MIN:MAX` on the first machine instead of srun.
 """
 
+import argparse
 import re
 import shlex
 from collections.abc import Sequence
@@ -16,6 +19,7 @@ from ctl.deploy.output import Advice
 from ctl.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, UsageError
 from ctl.launch.progress import local_model_dir
 from ctl.launch.restart_policy import STUCK_ATTEMPTS
+from ctl.setting_values import parse_worker_range
 
 _EXAMPLE = (
     "ctl deploy slurm --nodes=2 --time=04:00:00 --output=flowers.sbatch -- "
@@ -50,6 +54,7 @@ def parser() -> args.Parser:
     name = pattern("[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,99}", "not a name; expected letters, digits, - and _")
     module = pattern("[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}", "not a module; expected a name such as cuda/12.4")
     path = pattern(r"[^\s'\"\\$`;&|<>*?]+", "not a path; expected a path without spaces or quotes")
+    workers = pattern("[0-9]{1,4}:[0-9]{1,4}", "not a range; expected MIN:MAX, such as 2:4")
     task = pattern("node|gpu", "an invalid choice; expected node or gpu")
     argument_parser.add(
         "size",
@@ -65,6 +70,7 @@ def parser() -> args.Parser:
         Option("--cpus_per_task", "CPUs per task (default: that of Slurm, 1)", "N", integer(1)),
         Option("--memory", "memory per machine, such as 32G", "SIZE", size),
         Option("--time", "time limit (default: that of the partition)", "[D-]HH:MM:SS", time),
+        Option("--elastic", "elastic job, which continues while MIN workers remain", "MIN:MAX", workers),
     )
     argument_parser.add(
         "location",
@@ -96,6 +102,8 @@ def _check_options(line: CommandLine) -> None:
         )
     if options.task_per == "gpu" and not options.gpus_per_node:
         raise UsageError("--task_per=gpu requires GPUs; add --gpus_per_node=N, or omit --task_per")
+    if options.elastic:
+        _check_elastic(options)
     match = _TIME.fullmatch(options.time or "")
     if match:
         hours = int(match["d"] or 0) * 24 + int(match["h"])
@@ -106,6 +114,21 @@ def _check_options(line: CommandLine) -> None:
             raise UsageError(
                 f"{problem}; expected at least {_format_time(least_secs)}: Slurm may send the signal "
                 f"{_SIGNAL_EARLY_SECS} s early. Increase --time, or decrease --signal_secs"
+            )
+
+
+def _check_elastic(options: argparse.Namespace) -> None:
+    """Raises UsageError for options that an elastic job does not support."""
+    parse_worker_range("--elastic", options.elastic)
+    reasons = {
+        "gpus_per_node": "elastic training uses CPUs",
+        "image": "the launcher and the workers run outside of an image",
+        "module": "the workers of other machines receive PATH, and no other variable of a module",
+    }
+    for name, reason in reasons.items():
+        if getattr(options, name):
+            raise UsageError(
+                f"--{name} cannot be combined with --elastic={options.elastic}: {reason}. Omit one of them"
             )
 
 
@@ -154,7 +177,10 @@ def render_script(line: CommandLine, fill_in: Sequence[str]) -> str:
     if options.image:
         gpu = ["--nv"] if options.gpus_per_node else []
         program = ["apptainer", "exec", *gpu, options.image, *program]
-    exports = [f"export {k}={shlex.quote(v)}" for k, v in validators.parse_variables(options.env).items()]
+    variables = validators.parse_variables(options.env)
+    if options.elastic and variables:  # the workers of other machines do not receive exported ones
+        program = ["env", *(f"{name}={value}" for name, value in variables.items()), *program]
+    exports = [f"export {k}={shlex.quote(v)}" for k, v in variables.items()]
     model_dir = local_model_dir(program)
     values = {
         **vars(options),  # their converters reject characters that the shell interprets
@@ -180,4 +206,13 @@ def render_script(line: CommandLine, fill_in: Sequence[str]) -> str:
         "exit_preempted": EXIT_PREEMPTED,
         "exit_usage": EXIT_USAGE,
     }
-    return manifest.fill_text("job.sbatch", values)
+    if not options.elastic:
+        return manifest.fill_text("job.sbatch", values)
+    maximum = parse_worker_range("--elastic", options.elastic).maximum
+    values |= {
+        "slots": -(-maximum // options.nodes),
+        "exits_for_good": "|".join(
+            map(str, (EXIT_FAILED, EXIT_USAGE, EXIT_PREEMPTED, *_NOT_STARTED_CODES))
+        ),
+    }
+    return manifest.fill_text("job_elastic.sbatch", values)

@@ -4,8 +4,8 @@
     group = group_of(strategy)
     group.join()                                  # leaves the group and joins the next one
 
-The launcher assigns ranks and addresses (`ctl.launch.membership`). A replica keeps its number, the slot of
-its worker at the launcher, in all groups, so traced functions stay valid.
+The launcher assigns ranks and addresses (`ctl.launch.membership`). A replica keeps its number, which the
+launcher assigns to its worker at the start, in all groups, so traced functions stay valid.
 """
 
 import atexit
@@ -43,6 +43,7 @@ NEWCOMER_VARIABLE = "CTL_ELASTIC_NEWCOMER"  # "1" in a worker that is started af
 SLOT_VARIABLE = "CTL_ELASTIC_SLOT"
 _START_SECS = 60.0
 _SILENCE_SECS = 100.0  # if `heartbeat_secs` is 0
+_DETECTION = 0.8  # part of the silence after which it counts: it is checked four times within this time
 _groups: weakref.WeakKeyDictionary[Any, "WorkerGroup"] = weakref.WeakKeyDictionary()  # by strategy
 
 
@@ -51,7 +52,7 @@ class WorkerGroup:
 
     Args:
       limits: Smallest and largest number of workers.
-      slot: Number of this worker's slot at the launcher.
+      slot: Number of this worker's replica: at most one living worker has it, and it is below the maximum.
       peer_limits: Timeouts of the engine.
 
     Attributes:
@@ -62,13 +63,14 @@ class WorkerGroup:
 
     def __init__(self, limits: WorkerRange, slot: int, peer_limits: PeerLimits):
         self.limits, self.slot = limits, slot
+        silence_secs = _DETECTION * (peer_limits.heartbeat_secs or _SILENCE_SECS)
         self._settings = dataclasses.replace(
             read_settings(),
             start_timeout=_START_SECS,
             stall_warning=0.0,
             stall_shutdown=peer_limits.timeout_secs,
             stall_name="--collective_timeout_secs",
-            heartbeat_timeout=peer_limits.heartbeat_secs or _SILENCE_SECS,
+            heartbeat_timeout=silence_secs,
         )
         self.engine = Engine(Ranks(), self._settings)
         self.has_joined = False
@@ -76,6 +78,7 @@ class WorkerGroup:
         with tf.device("/device:CPU:0"):
             self.replica_count = tf.Variable(1.0, dtype=tf.float64, trainable=False, name="replica_count")
         elastic_line.add_listener(self)
+        elastic_line.limit_silence(silence_secs)
 
     @property
     def ranks(self) -> Ranks:

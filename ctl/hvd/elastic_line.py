@@ -24,12 +24,15 @@ from ctl.launch import worker_channels
 from ctl.launch.ports import free_ports
 from ctl.launch.rank_environment import rank_environ
 from ctl.setting_values import WORKER_RANGE_VARIABLE
+from ctl.supervision.beat_file import Beats
 
 LAUNCHER_VARIABLE = "CTL_HVD_RENDEZVOUS"
 REMOVED, ADDED = 1, 2  # bit flags of the second argument of `on_hosts_updated`
 _POLL_SECS = 0.5
 _CONNECT_SECS = 60.0  # time limit for the connection to the launcher
 _RETRY_SECS = 0.2
+_BEATS_PER_LIMIT = 4
+_LAUNCHER_LOST = "the launcher is gone, or cannot be reached"
 _MAX_PORTS = 10  # attempts of one process to listen at a port that another program does not use
 T = TypeVar("T")
 
@@ -63,6 +66,7 @@ class _Client:
         self.skip_sync = False
         self.must_sync = True
         self._generation = 0
+        self._beats: Beats | None = None
         self._lock = threading.Lock()
         self._answers: queue.SimpleQueue[dict] = queue.SimpleQueue()
         self._connection = _connect_to_launcher()
@@ -85,6 +89,15 @@ class _Client:
         if not os.environ.get(WORKER_RANGE_VARIABLE):  # a program of ctl.hvd
             os.environ.update(rank_environ(ranks, os.environ.get("HOROVOD_HOSTNAME", "")))
         return ranks
+
+    def limit_silence(self, limit_secs: float) -> None:
+        """Sends regular messages, and ends the connection if the launcher's machine does not answer."""
+        self._connection.set_peer_timeout(limit_secs)
+        message = {"alive": limit_secs}
+        self._connection.send(message)
+        secs = limit_secs / _BEATS_PER_LIMIT
+        self._beats = Beats(lambda: self._connection.send(message), secs=secs, name="elastic-beats")
+        self._beats.start()
 
     def report_failed_group(self, group: int, reason: str) -> None:
         """Reports that this process cannot connect to its group. Its peers then stop waiting for it."""
@@ -120,7 +133,10 @@ class _Client:
                     self.lost, self.loss_listener = "", lambda message: None
                     self._generation = message.get("place", {}).get("generation", 0)
                 self._answers.put(message)
-        self._answers.put({"failure": "the launcher is gone"})
+        self._answers.put({"failure": _LAUNCHER_LOST})
+        self._notify_loss(_LAUNCHER_LOST, self._generation)
+        for listener in list(self.listeners):  # a worker without a group of others ends, too
+            listener.on_hosts_updated(time.time(), REMOVED)
 
     def _notify_loss(self, error_message: str, group: int) -> None:
         with self._lock:
@@ -212,6 +228,16 @@ def set_skip_sync(skip: bool) -> None:
 def must_sync() -> bool:
     """Returns True if the newest group has to synchronize its state. False if all ranks may skip it."""
     return _client is None or _client.must_sync
+
+
+def limit_silence(limit_secs: float) -> None:
+    """Bounds the silence between this process and the launcher, also over a cut link (seconds).
+
+    The launcher may kill this process if it is silent for longer and another rank has lost it. If the
+    machine of the launcher does not answer for this time, the connection is lost, and this process ends.
+    """
+    if is_elastic():
+        _get_client().limit_silence(limit_secs)
 
 
 def report_synced() -> None:

@@ -10,6 +10,8 @@ import json
 import socket
 import threading
 
+from ctl.io import tcp_options
+
 MAX_MESSAGE_BYTES = 2**20
 
 
@@ -49,6 +51,10 @@ class JsonLines:
         except (ValueError, RecursionError):
             return None
         return message if isinstance(message, dict) else None
+
+    def set_peer_timeout(self, timeout_secs: float) -> None:
+        """Ends a connection over a cut link after this time; see `tcp_options.set_peer_timeout`."""
+        tcp_options.set_peer_timeout(self._connection, timeout_secs)
 
     def close(self) -> None:
         """Closes the connection. A `receive` in progress returns None."""

@@ -11,7 +11,7 @@ from ctl.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from ctl.io import disk_errors
 from ctl.io.console import print_message, quoted
 from ctl.launch.discovery import find_script
-from ctl.launch.elastic_workers import run_elastic_workers
+from ctl.launch.elastic_workers import check_elastic_options, run_elastic_workers
 from ctl.launch.heartbeat_monitor import Timeouts
 from ctl.launch.host_allocation import (
     Allocation,
@@ -34,6 +34,7 @@ LAUNCH_EXAMPLE = "ctl launch --workers=2 -- python -m models.mnist --model_dir=/
 _PROGRAM_FIX = (
     "expected a program on PATH or the path of an executable file. A script runs with `-- python script.py`"
 )
+_PORT = 2222  # of the first worker on another machine
 _MAX_MESSAGE = 300  # length limit of an error message that repeats arguments (characters)
 
 
@@ -69,7 +70,8 @@ class _Option(NamedTuple):
 _OPTIONS: dict[str, list[_Option]] = {
     "the job": [
         _Option("--workers", _workers_or_range, None, "N", "number of workers, or MIN:MAX for an elastic "
-                "job, which starts MAX and continues while MIN remain (default: 1)"),
+                "job, which starts MAX and continues while MIN remain, also with -H or --host_discovery "
+                "(default: 1)"),
         _Option("--elastic_timeout_secs", _secs, 600.0, "SECS", "with --workers=MIN:MAX: seconds to wait "
                 "for MIN workers, then the job ends with exit code 134 (default: 600)"),
         _Option("--chief", None, False, "",
@@ -84,10 +86,11 @@ _OPTIONS: dict[str, list[_Option]] = {
     "several machines": [
         _Option("-H --hosts", str, None, "HOST:N,...", "machines with their numbers of workers, "
                 "connected by ssh (default: this machine only)"),
-        _Option("--port", _port, 2222, "PORT", "port of the first worker on another "
+        _Option("--port", _port, None, "PORT", "port of the first worker on another "
                 "machine; further workers use the following ports (default: 2222)"),
         _Option("--host_discovery", str, None, "SCRIPT", "a program that prints a line `host:N` for "
-                "each available machine; it runs before every attempt (default: none)"),
+                "each available machine; it runs before every attempt, and every second during an elastic "
+                "job (default: none)"),
         _Option("--min_workers", _workers, None, "N",
                 "with --host_discovery: minimum number of workers to wait for (default: 1)"),
         _Option("--max_workers", _workers, None, "N",
@@ -133,7 +136,7 @@ def main(argv: Sequence[str]) -> int:
         options, command = parse_launch(list(argv))
         if options is None:
             return EXIT_DONE
-        allocation = None if isinstance(options.workers, WorkerRange) else build_allocation(options)
+        allocation = build_allocation(options)
         check_program(command[0], _PROGRAM_FIX)
         _check_model_dir_is_free(command)
         log_dir = choose_log_dir(options.log_dir, command)
@@ -224,10 +227,16 @@ def _job_settings(options: argparse.Namespace, command: list[str]) -> JobSetting
     )
 
 
-def build_allocation(options: argparse.Namespace) -> Allocation:
-    """Returns the allocation of the workers. Raises UsageError for options that exclude each other."""
+def build_allocation(options: argparse.Namespace) -> Allocation | None:
+    """Returns the allocation of the workers. None: the job is elastic, and allocates them itself.
+
+    Raises UsageError for options that exclude each other.
+    """
     if options.host is not None:
         _check_host(options.host)
+    if isinstance(options.workers, WorkerRange):
+        check_elastic_options(options)
+        return None
     if options.host_discovery is None:
         for name in ("min_workers", "max_workers"):
             if (value := getattr(options, name)) is not None:
@@ -252,7 +261,7 @@ def build_allocation(options: argparse.Namespace) -> Allocation:
             raise UsageError(f"--{name} cannot be combined with {source}: {reason}. Omit --{name}")
     if options.host_discovery is None:
         hosts = parse_hosts(options.hosts)
-        return HostAllocation(hosts, port=options.port, own_address=options.host)
+        return HostAllocation(hosts, port=options.port or _PORT, own_address=options.host)
     if options.hosts is not None:
         raise UsageError("-H cannot be combined with --host_discovery: the script lists the hosts. Omit -H")
     return _discovered_allocation(options)
@@ -269,7 +278,7 @@ def _discovered_allocation(options: argparse.Namespace) -> Allocation:
         find_script(options.host_discovery, "--host_discovery="),
         min_workers=min_workers,
         max_workers=options.max_workers,
-        port=options.port,
+        port=options.port or _PORT,
         own_address=options.host,
     )
 

@@ -51,7 +51,8 @@ class Discovery:
 class HostPoller:
     """A thread that runs the discovery program repeatedly. The kernel ends the program with the thread."""
 
-    def __init__(self, script: str, slots: int = 1):
+    def __init__(self, script: str, slots: int = 1, option: str = "--host-discovery-script"):
+        self.option = option  # that names the program, for messages
         self.hosts: Sequence[Host] = ()  # hosts that are available before the first run
         self._script = script
         self._slots = slots
@@ -81,6 +82,8 @@ class HostPoller:
 
 class FixedHosts:
     """A host source with the interface of `HostPoller` for a constant list of hosts."""
+
+    option = "-H"
 
     def __init__(self, hosts: Sequence[Host]):
         self.hosts = hosts

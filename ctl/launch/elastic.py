@@ -20,10 +20,21 @@ from ctl.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ctl.launch.discovery import HostSource
 from ctl.launch.elastic_restarts import FailurePolicy
 from ctl.launch.horovodrun_options import report
+from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import LOOPBACK, Host, format_hosts, resolve_addresses
-from ctl.launch.membership import ADDED, Group, HostHealth, Limits, Membership, Slot, Worker
+from ctl.launch.membership import (
+    ADDED,
+    Group,
+    Limits,
+    Membership,
+    Slot,
+    Worker,
+    find_absent_members,
+    find_leaving_workers,
+)
 from ctl.launch.monitor import ForwardedSignals
 from ctl.launch.process import ProcessExit
+from ctl.launch.rank_assignment import build_assignments
 from ctl.launch.rank_job import FAILURE_GRACE_SECS, RankJob, describe_end
 from ctl.launch.restart_policy import OUTSIDE, REFUSED
 from ctl.launch.worker_channels import WorkerChannels
@@ -47,7 +58,7 @@ class ElasticJob:
         hosts: HostHealth,
         source: HostSource,
         *,
-        nics: str | None = None,
+        resolve: Callable[[Sequence[Host]], list[str]] = resolve_addresses,
         listens_at: str = "0.0.0.0",
         policy: FailurePolicy | None = None,
         report: Callable[[str], object] = report,
@@ -59,7 +70,7 @@ class ElasticJob:
           limits: Limits of the number of processes.
           hosts: Hosts and their failures.
           source: Source of host lists.
-          nics: Names of network interfaces, separated by commas.
+          resolve: Returns the addresses of hosts, at which their processes can connect to each other.
           listens_at: An address of this machine.
           policy: Decides what follows from a failure. None: that of `ctlrun`.
           report: Prints a message of the launcher.
@@ -68,13 +79,14 @@ class ElasticJob:
         self._job = job
         self._hosts = hosts
         self._source = source
-        self._nics, self._policy, self._report = nics, policy or FailurePolicy(), report
+        self._resolve, self._policy, self._report = resolve, policy or FailurePolicy(), report
         self._limits = limits
         self._membership = Membership(limits, hosts)
         self._channels = WorkerChannels(job.private["CTL_HVD_SECRET"], listens_at)
         self._heartbeats = job.create_heartbeat_monitor()
         self._change_sent_secs = -math.inf
         self._leave_deadlines: dict[int, float] = {}  # worker -> deadline for its end
+        self._silent_workers: set[int] = set()  # that were killed
         self._first_cause: ProcessExit | None = None
         self._newest_host_loss: ProcessExit | None = None  # of a host, which is retried
         self._failure_after_success: ProcessExit | None = None  # after the first successful end
@@ -84,8 +96,9 @@ class ElasticJob:
 
     @property
     def lacks_workers(self) -> bool:
-        """True if the job has ended because too few processes were running."""
-        return bool(self._membership.failure) and not self._is_permanent_failure
+        """True if the job has ended because too few processes were running, which a restart may correct."""
+        is_refused = self._first_cause is not None and self._first_cause.loss == REFUSED
+        return bool(self._membership.failure) and not (self._is_permanent_failure or is_refused)
 
     def run(self) -> int:
         """Runs until the job is complete or cannot continue. Returns its exit code."""
@@ -131,7 +144,7 @@ class ElasticJob:
         """Prepares a restart if no process has the state of the job. Returns False if the job ends."""
         membership, cause = self._membership, self._first_cause or self._newest_host_loss
         has_ended = membership.is_finishing or self._is_permanent_failure
-        if has_ended or cause is None or (self._has_members and not membership.has_lost_state):
+        if has_ended or cause is None or (self._has_members and not _has_lost_state(membership)):
             return False
         delay_secs = self._policy.restart_delay_secs(cause, has_trained=membership.had_state)
         if delay_secs is None:
@@ -161,6 +174,7 @@ class ElasticJob:
         if hang:
             self._report(f"process {hang.task.task_index} {hang.description}; killing it")
             self._kill(hang.task.task_index)
+        self._kill_silent_members()
         group = self._membership.form_group()
         if group:
             self._assign_ranks(group)
@@ -172,6 +186,17 @@ class ElasticJob:
         for slot in self._membership.find_free_slots():
             self._start_worker(slot)
 
+    def _kill_silent_members(self) -> None:
+        """Kills members that the others have lost, and that have not sent a message within their limit."""
+        for worker in find_absent_members(self._membership):
+            if worker.number not in self._silent_workers and self._channels.is_silent(worker.number):
+                self._silent_workers.add(worker.number)
+                self._report(
+                    f"process {worker.number} on {worker.slot.host} is silent, and other processes have "
+                    "lost it; killing it"
+                )
+                self._kill(worker.number)
+
     def _kill(self, number: int) -> None:
         self._group.send(_task(number), signal.SIGKILL)
 
@@ -181,7 +206,7 @@ class ElasticJob:
             return
         if discovery.problem:
             if discovery.is_broken and not self._hosts.hosts:
-                raise UsageError(f"--host-discovery-script: {discovery.problem}")
+                raise UsageError(f"{self._source.option}: {discovery.problem}")
             if discovery.problem != self._reported_problem:
                 self._report(f"{discovery.problem}; keeping the previous list of hosts")
         elif self._hosts.update(discovery.hosts):
@@ -219,9 +244,7 @@ class ElasticJob:
         host = Host(slot.host)
         remote = None if host.is_local else slot.host
         try:
-            launcher_address = (
-                resolve_addresses([Host("localhost"), host], self._nics)[0] if remote else LOOPBACK
-            )
+            launcher_address = self._resolve([Host("localhost"), host])[0] if remote else LOOPBACK
         except UsageError as e:
             self._report(f"{e}; {self._hosts.record_outage(slot.host)}")
             return
@@ -234,7 +257,7 @@ class ElasticJob:
             "CTL_HVD_RENDEZVOUS": f"{launcher_address}:{self._channels.port}",
             "CTL_HVD_WORKER": str(number),
             "CTL_ELASTIC_NEWCOMER": str(int(self._membership.number > 0)),
-            "CTL_ELASTIC_SLOT": str(slot.index),
+            "CTL_ELASTIC_SLOT": str(self._membership.workers[number].replica),
         }
         if self._job.is_verbose or self._membership.number:
             self._report(f"starting process {number} on {host.address}, local rank {slot.index}")
@@ -281,50 +304,27 @@ class ElasticJob:
     def _assign_ranks(self, group: Group) -> None:
         """Sends each worker of a group its rank and the addresses of its peers."""
         self._change_sent_secs = -math.inf
-        slots: dict[str, list[int]] = {}  # by host
-        hosts_of_slot: dict[int, list[str]] = {}  # slot -> hosts on which it is occupied
-        for worker in group.workers:
-            slots.setdefault(worker.slot.host, []).append(worker.slot.index)
-            hosts_of_slot.setdefault(worker.slot.index, []).append(worker.slot.host)
-        hosts, is_homogeneous = list(slots), len({len(s) for s in slots.values()}) == 1
-        cross_rank = {(h, i): rank for i, names in hosts_of_slot.items() for rank, h in enumerate(names)}
+        hosts = list(dict.fromkeys(worker.slot.host for worker in group.workers))
         try:
-            names = resolve_addresses([Host(h) for h in hosts], self._nics)
+            addresses = self._resolve([Host(host) for host in hosts])
         except UsageError as e:
             self._membership.failure = str(e)
             return
-        address = dict(zip(hosts, names, strict=True))
-        rank_addresses = [
-            f"{address[w.slot.host]}:{port}" for w, port in zip(group.workers, group.ports, strict=True)
-        ]
-        for rank, worker in enumerate(group.workers):
-            host, index = worker.slot.host, worker.slot.index
-            assignment = {
-                "rank": rank,
-                "size": len(rank_addresses),
-                "local_rank": index,
-                "local_size": len(slots[host]),
-                "cross_rank": cross_rank[host, index],
-                "cross_size": len(hosts_of_slot[index]),
-                "addresses": rank_addresses,
-                "generation": group.number,
-                "is_homogeneous": is_homogeneous,
-            }
+        assignments = build_assignments(group, dict(zip(hosts, addresses, strict=True)))
+        for worker, assignment in zip(group.workers, assignments, strict=True):
             message = {"place": assignment, "must_sync": group.must_sync}
             if not self._channels.send(worker.number, message):
                 self._membership.set_waiting(worker.number, None)
         numbers = ", ".join(str(w.number) for w in group.workers)
         self._report(
-            f"group {group.number}: {len(rank_addresses)} ranks, processes in the order of ranks: {numbers}"
+            f"group {group.number}: {len(group.workers)} ranks, processes in the order of ranks: {numbers}"
         )
 
     def _dismiss_surplus_workers(self) -> None:
         """Requests the exit of workers without a slot, and kills those that do not exit in time."""
         now_secs = time.monotonic()
         surplus = self._membership.find_surplus_workers()
-        for worker in surplus:
-            if worker in self._membership.members or worker.is_dismissed:
-                continue
+        for worker in find_leaving_workers(self._membership):
             self._membership.dismiss(worker.number)
             self._leave_deadlines[worker.number] = now_secs + FAILURE_GRACE_SECS
             self._report(
@@ -375,6 +375,11 @@ class ElasticJob:
             )
             return failure_after_success.exit_code
         return EXIT_DONE
+
+
+def _has_lost_state(membership: Membership) -> bool:
+    """Returns True if all processes with the state of the job have ended."""
+    return membership.had_state and not any(w.has_state for w in membership.workers.values())
 
 
 def _task(worker_number: int) -> Topology:

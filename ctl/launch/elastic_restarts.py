@@ -10,7 +10,7 @@ from ctl.errors import EXIT_USAGE
 from ctl.io.console import print_message
 from ctl.launch.process import ProcessExit
 from ctl.launch.progress import newest_step
-from ctl.launch.restart_policy import RestartPolicy
+from ctl.launch.restart_policy import REFUSED, RestartPolicy
 
 
 class FailurePolicy:
@@ -46,7 +46,8 @@ class WorkerPolicy(FailurePolicy):
     def is_permanent(self, process_exit: ProcessExit) -> bool:
         """Returns True for the exit codes of errors, except with `restart_on_error`."""
         code = process_exit.returncode
-        return code == EXIT_USAGE or (0 < code <= 127 and not self._policy.restart_on_error)
+        is_error = code == EXIT_USAGE or (0 < code <= 127 and not self._policy.restart_on_error)
+        return is_error and process_exit.loss != REFUSED  # another host may accept the login
 
     def restart_delay_secs(self, cause: ProcessExit, *, has_trained: bool) -> float | None:
         """Returns the delay that the restart policy determines, or None. Reports the decision."""

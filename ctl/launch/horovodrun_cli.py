@@ -1,5 +1,6 @@
 """The `ctlrun` command: parses and checks the command line, and runs the job."""
 
+import functools
 import importlib.metadata
 import os
 import sys
@@ -19,8 +20,9 @@ from ctl.launch.horovodrun_options import (
     report,
 )
 from ctl.launch.host_allocation import allocate_ranks
-from ctl.launch.hosts import LOOPBACK, Host, parse_hosts, read_hostfile
-from ctl.launch.membership import HostHealth, Limits
+from ctl.launch.host_health import HostHealth
+from ctl.launch.hosts import LOOPBACK, Host, parse_hosts, read_hostfile, resolve_addresses
+from ctl.launch.membership import Limits
 from ctl.launch.mpirun import run_mpirun
 from ctl.launch.output import RankOutput
 from ctl.launch.process import NO_VARIABLES, check_program
@@ -179,7 +181,7 @@ def build_elastic_job(options: Options, job: RankJob, *, local_only: bool = Fals
         limits,
         HostHealth(cooldown),
         source,
-        nics=options["nics"],
+        resolve=functools.partial(resolve_addresses, nics=options["nics"]),
         listens_at=LOOPBACK if is_alone else "0.0.0.0",
     )
 

@@ -160,18 +160,29 @@ def peer_addresses(hosts: Sequence[Host], own_address: str | None, option: str) 
     return [_address(host, own_address, is_alone, option) for host in hosts]
 
 
-def resolve_addresses(hosts: Sequence[Host], nics: str | None = None) -> list[str]:
+def resolve_addresses(
+    hosts: Sequence[Host],
+    nics: str | None = None,
+    own_address: str | None = None,
+    option: str = " in -H, or add --network-interfaces NAME",
+) -> list[str]:
     """Returns addresses as `peer_addresses`, with this machine's address on the first of `nics` or a route.
 
     Also raises UsageError if this machine's address is required and no name of another host resolves.
+
+    Args:
+      hosts: Hosts of the job.
+      nics: Names of network interfaces, separated by commas.
+      own_address: Address of this machine, if known.
+      option: End of the error message, which names an option.
     """
     remote_addresses = [host.address for host in hosts if not host.is_local]
-    own_address = interface_address(nics.split(",")[0]) if nics else None
+    own_address = interface_address(nics.split(",")[0]) if nics else own_address
     if remote_addresses and own_address is None:
         own_address = next(filter(None, map(_address_towards, remote_addresses)), None)
         if own_address is None and any(host.is_loopback for host in hosts):
             _check_resolves(remote_addresses[0])
-    return peer_addresses(hosts, own_address, " in -H, or add --network-interfaces NAME")
+    return peer_addresses(hosts, own_address, option)
 
 
 def interface_address(name: str) -> str:

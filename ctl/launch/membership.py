@@ -9,104 +9,12 @@ A process starts, waits for a group, is a member of one, and waits again if the 
 only decides. `ctl.launch.elastic` starts and ends processes, waits, and sends messages.
 """
 
-import math
-import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ctl.launch.hosts import Host
-from ctl.launch.restart_policy import LONGEST_DELAY_SECS, RESTART_PAUSE_SECS, exponential_delay_secs
+from ctl.launch.host_health import HostHealth
 
 REMOVED, ADDED = 1, 2  # bit flags of a change
-_FORGET_SECS = 3600.0  # an older failure does not count
-_FIRST_GROUP_SECS = 5.0  # to wait for further processes once enough are waiting for the first group
-
-
-@dataclass
-class HostHealth:
-    """Hosts of the newest list, oldest first, with the failures of each.
-
-    Attributes:
-      cooldown: Minimum and maximum delay before a host with a failure is used again (seconds). With
-        this setting no host is excluded permanently.
-    """
-
-    cooldown: tuple[float, float] | None = None
-    clock: Callable[[], float] = time.monotonic
-    hosts: list[Host] = field(default_factory=list)
-    _failures: dict[str, list[float]] = field(default_factory=dict)
-    _not_before: dict[str, float] = field(default_factory=dict)
-    _outages: dict[str, int] = field(default_factory=dict)  # since a process of the host connected
-
-    def update(self, new_hosts: Sequence[Host]) -> bool:
-        """Replaces the list, with the previous hosts first. Returns True if it has changed.
-
-        The failures of a removed host are discarded: it may return as another machine with the same name.
-        """
-        previous_slots = {host.target: host.slots for host in self.hosts}
-        new_slots = {host.target: host.slots for host in new_hosts}
-        if previous_slots == new_slots:
-            return False
-        ordered_targets = [t for t in previous_slots if t in new_slots] + [
-            t for t in new_slots if t not in previous_slots
-        ]
-        self.hosts = [Host(target, new_slots[target]) for target in ordered_targets]
-        for target in set(previous_slots) - set(new_slots):
-            self._failures.pop(target, None)
-            self._not_before.pop(target, None)
-            self._outages.pop(target, None)
-        return True
-
-    def record_failure(self, target: str) -> str:
-        """Records a failure of a process. Returns a clause with the time of the next use of the host."""
-        now_secs = self.clock()
-        recent = [t for t in self._failures.get(target, []) if now_secs - t < _FORGET_SECS]
-        self._failures[target] = [*recent, now_secs]
-        delay_secs = self._delay_secs(len(recent))
-        self._not_before[target] = now_secs + delay_secs
-        if delay_secs == math.inf:
-            return f"{len(recent) + 1} failures; no further process is started there"
-        return f"the next process is started there in {delay_secs:.0f} s at the earliest"
-
-    def record_outage(self, target: str) -> str:
-        """Records that ssh could not connect or lost the host. Returns a clause with the time of the retry.
-
-        The processes of a host end together with their connection, which counts once.
-        """
-        now_secs = self.clock()
-        if now_secs >= self._not_before.get(target, -math.inf):
-            outages = self._outages.get(target, 0)
-            self._outages[target] = outages + 1
-            delay_secs = exponential_delay_secs(RESTART_PAUSE_SECS[0], outages, LONGEST_DELAY_SECS)
-            self._not_before[target] = now_secs + delay_secs
-        return f"retrying the host in {self._not_before[target] - now_secs:.0f} s"
-
-    def record_connection(self, target: str) -> None:
-        """Records that a process of the host has connected. The next outage begins with a short pause."""
-        self._outages.pop(target, None)
-
-    def exclude(self, target: str) -> str:
-        """Records that the host rejects ssh permanently. Returns a clause."""
-        self._not_before[target] = math.inf
-        return "no further process is started there"
-
-    def is_listed(self, target: str) -> bool:
-        """Returns True if the host is on the newest list."""
-        return any(host.target == target for host in self.hosts)
-
-    def can_start(self, target: str) -> bool:
-        """Returns False during the delay after a failure on the host."""
-        return self.clock() >= self._not_before.get(target, -math.inf)
-
-    def _delay_secs(self, failures: int) -> float:
-        """Returns the delay after the next failure of a host with this number of failures (seconds)."""
-        if self.cooldown is None:
-            return RESTART_PAUSE_SECS[failures] if failures < len(RESTART_PAUSE_SECS) else math.inf
-        min_secs, max_secs = self.cooldown
-        return min(
-            max_secs, exponential_delay_secs(min_secs, failures + 1, max_secs) + random.random() * min_secs
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +28,10 @@ class Limits:
       timeout_secs: Timeout for enough processes.
       max_resets: Maximum number of groups after the first, None for no limit.
       start_timeout_secs: Timeout for the first group. None: `timeout_secs`.
+      first_group_secs: Time to wait for further processes once enough are waiting for the first group.
+      counts_leaving: If True, processes that leave count for `maximum`: their successors start after their
+        end. The numbers of replicas are then below `maximum`.
+      timeout_name: Option of `timeout_secs`, for messages.
     """
 
     initial: int
@@ -128,6 +40,15 @@ class Limits:
     timeout_secs: float = 600.0
     max_resets: int | None = None
     start_timeout_secs: float | None = None
+    first_group_secs: float = 5.0
+    counts_leaving: bool = False
+    timeout_name: str = "--elastic-timeout"
+
+    def max_starts(self, num_living: int) -> int | None:
+        """Returns the number of processes that may start beside living ones. None: no limit."""
+        if self.maximum is None or not self.counts_leaving:
+            return None
+        return max(0, self.maximum - num_living)
 
 
 @dataclass(frozen=True)
@@ -143,6 +64,7 @@ class Worker:
     """One process that has not ended.
 
     Attributes:
+      replica: Its number, which no other process has. The lowest free one at its start.
       group: Number of its newest group, 0 for none.
       rank: Its rank in that group.
       has_state: True if it has synchronized since its start.
@@ -153,6 +75,7 @@ class Worker:
 
     number: int
     slot: Slot
+    replica: int = 0
     group: int = 0
     rank: int = 0
     has_state: bool = False
@@ -210,11 +133,6 @@ class Membership:
         return not self.number or any(w.port for w in self.members)
 
     @property
-    def has_lost_state(self) -> bool:
-        """True if all processes with the state of the job have ended."""
-        return self.had_state and not any(w.has_state for w in self.workers.values())
-
-    @property
     def _min_processes(self) -> int:
         return self.limits.minimum if self.number else self.limits.initial
 
@@ -225,17 +143,22 @@ class Membership:
 
     def find_free_slots(self) -> list[Slot]:
         """Returns the slots for new processes. There are none until the first group can be filled."""
-        occupied_slots = {w.slot for w in self.workers.values()}
-        target_slots = self.select_target_slots()
-        is_waiting = not self.number and len(target_slots) < self.limits.initial
+        is_waiting = not self.number and len(self.select_target_slots()) < self.limits.initial
         if self.is_finishing or self.failure or is_waiting or self._is_at_limit:
             return []
+        return self._find_empty_slots()[: self.limits.max_starts(len(self.workers))]
+
+    def _find_empty_slots(self) -> list[Slot]:
+        occupied_slots = {w.slot for w in self.workers.values()}
+        target_slots = self.select_target_slots()
         return [s for s in target_slots if s not in occupied_slots and self.hosts.can_start(s.host)]
 
     def add_worker(self, slot: Slot) -> int:
         """Records a new process and returns its number."""
         number, self.num_started = self.num_started, self.num_started + 1
-        self.workers[number] = Worker(number, slot)
+        used = {w.replica for w in self.workers.values()}
+        replica = min(set(range(len(used) + 1)) - used)
+        self.workers[number] = Worker(number, slot, replica)
         return number
 
     def set_waiting(
@@ -289,19 +212,24 @@ class Membership:
         members, surplus = self.members, self.find_surplus_workers()
         remaining = [w for w in members if w not in surplus]
         new_workers = [] if self._is_at_limit else self._find_new_workers()
-        is_removal = len(remaining) < len(members) and len(remaining + new_workers) >= self.limits.minimum
+        has_minimum = len(remaining + new_workers) >= self.limits.minimum
+        blocks_successor = self.limits.max_starts(len(self.workers)) == 0 and bool(self._find_empty_slots())
+        is_removal = len(remaining) < len(members) and (has_minimum or blocks_successor)
         return (ADDED if new_workers else 0) | (REMOVED if is_removal else 0)
 
     def find_surplus_workers(self) -> list[Worker]:
         """Returns the workers without a slot, for example because their host is no longer listed.
 
-        If only such workers have the state, they are not included.
+        If only such workers have the state, they are not included, or with `counts_leaving` one of them.
         """
         target_slots = set(self.select_target_slots())
         surplus = [w for w in self.workers.values() if w.slot not in target_slots]
         remaining = [w for w in self.members if w not in surplus and not w.is_dismissed]
         if self.had_state and not any(w.has_state for w in remaining):
-            surplus = [w for w in surplus if not w.has_state]
+            holders = [w for w in surplus if w.has_state]
+            if self.limits.counts_leaving:
+                holders = [w for w in holders if not w.is_dismissed][:1]
+            surplus = [w for w in surplus if w not in holders]
         return surplus
 
     def form_group(self) -> Group | None:
@@ -339,14 +267,14 @@ class Membership:
             timeout_secs = self.limits.start_timeout_secs
         if waited_secs < timeout_secs:
             return []
-        overdue = [w for w in self.members if not w.port]
+        overdue = find_absent_members(self)
         if overdue:
             self._waiting_since_secs = None
             return overdue
         num_waiting = sum(1 for w in self.workers.values() if w.port)
         self.failure = self.failure or (
             f"{num_waiting} processes are waiting after {waited_secs:.0f} s; the job requires "
-            f"{self._min_processes} (--elastic-timeout)"
+            f"{self._min_processes} ({self.limits.timeout_name})"
         )
         return []
 
@@ -370,7 +298,7 @@ class Membership:
             return False
         self._enough_since_secs = now_secs if self._enough_since_secs is None else self._enough_since_secs
         is_complete = all(w.port or w.is_dismissed for w in self.workers.values())
-        return is_complete or now_secs - self._enough_since_secs >= _FIRST_GROUP_SECS
+        return is_complete or now_secs - self._enough_since_secs >= self.limits.first_group_secs
 
     def _find_new_workers(self) -> list[Worker]:
         """Returns workers with a slot that wait for their first group."""
@@ -384,9 +312,28 @@ class Membership:
     def select_target_slots(self) -> list[Slot]:
         """Returns the slots to fill: first the occupied ones, then the hosts in order."""
         slots = [Slot(h.target, i) for h in self.hosts.hosts for i in range(h.slots)]
+        started_slots = {w.slot for w in self.workers.values()}
         occupied_slots = {w.slot for w in self.workers.values() if w.group or not self.number}
-        slots.sort(key=lambda s: (s not in occupied_slots, not self.hosts.can_start(s.host)))  # stable
+        can_start = {host.target: self.hosts.can_start(host.target) for host in self.hosts.hosts}
+        slots.sort(  # stable
+            key=lambda s: (s not in occupied_slots, s not in started_slots, not can_start[s.host])
+        )
         return slots[: self.limits.maximum]
+
+
+def find_leaving_workers(membership: Membership) -> list[Worker]:
+    """Returns the surplus workers to dismiss: those outside the group, and those that it cannot use.
+
+    With `counts_leaving`, a group below the minimum waits for the successor of a surplus member.
+    """
+    is_stuck = membership.limits.counts_leaving and all(w.port for w in membership.members)
+    surplus = [w for w in membership.find_surplus_workers() if not w.is_dismissed]
+    return [w for w in surplus if is_stuck or w not in membership.members]
+
+
+def find_absent_members(membership: Membership) -> list[Worker]:
+    """Returns the members that do not wait for the next group although another member does."""
+    return [w for w in membership.members if not w.port] if membership.is_forming else []
 
 
 def _order_by_rank(workers: Sequence[Worker]) -> list[Worker]:

@@ -3,19 +3,21 @@
     for worker, message in channels.events():
         channels.send(worker, {"place": ...})
 
-A connection belongs to its authenticated worker. Its end is the event `{"gone": True}`.
+A connection belongs to its authenticated worker. Its end is the event `{"gone": True}`. A worker that sends
+`{"alive": secs}` promises further messages: it is silent if none arrives for that time.
 """
 
 import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ctl.io import authenticated_channel
 from ctl.io.authenticated_channel import ChannelRefusedError, Listener
 from ctl.io.json_lines import JsonLines
+from ctl.supervision.beat_file import PollClock
 
 PURPOSE, IDENTITY = "elastic", "launcher"
 _ACCEPT_SECS = 0.5
@@ -25,21 +27,30 @@ _BACKLOG = 4096
 class WorkerChannels:
     """Connections to workers: one thread that authenticates them, and one reader thread per connection."""
 
-    def __init__(self, secret: str, host: str):
-        """Binds a free port of `host`. Raises OSError if it is not an address of this machine."""
+    def __init__(self, secret: str, host: str, clock: Callable[[], float] | None = None):
+        """Binds a free port of `host`. Raises OSError if it is not an address of this machine.
+
+        Args:
+          secret: Secret of the job.
+          host: An address of this machine.
+          clock: Seconds. Defaults to a clock that pauses while the launcher does not run.
+        """
         server = socket.create_server((host, 0), backlog=_BACKLOG)
         self.port = server.getsockname()[1]
         endpoint = authenticated_channel.Endpoint(secret.encode(), PURPOSE, IDENTITY)
         self._listener = Listener(server, endpoint, _check_claim)
         self._events: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self._channels: dict[int, JsonLines] = {}
+        self._clock = clock or PollClock()
+        self._silence: dict[int, tuple[float, float]] = {}  # time of the newest message, and its limit
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="elastic-line", daemon=True)
         self._thread.start()
 
     def events(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields the messages that have arrived: (worker, message)."""
+        """Yields the messages that have arrived: (worker, message). Call it regularly, for `is_silent`."""
+        self._clock()  # counts at most two seconds between two calls
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._events.get_nowait()
@@ -49,6 +60,12 @@ class WorkerChannels:
         with self._lock:
             channel = self._channels.get(worker)
         return channel is not None and channel.send(message)
+
+    def is_silent(self, worker: int) -> bool:
+        """Returns True if a worker has sent no message within the time that it has promised."""
+        now_secs = self._clock()
+        received_secs, limit_secs = self._silence.get(worker, (now_secs, 0.0))
+        return now_secs - received_secs > limit_secs
 
     def close(self) -> None:
         """Ends all connections."""
@@ -70,7 +87,11 @@ class WorkerChannels:
 
     def _read(self, worker: int, channel: JsonLines) -> None:
         while (message := channel.receive()) is not None:
-            self._events.put((worker, message))
+            limit_secs = message.get("alive")
+            if isinstance(limit_secs, (int, float)):
+                self._silence[worker] = self._clock(), limit_secs
+            else:
+                self._events.put((worker, message))
         with self._lock:
             is_newest = self._channels.get(worker) is channel
             if is_newest:

@@ -26,7 +26,10 @@ from pathlib import Path
 from ctl import errors
 from ctl.errors import EXIT_DONE, CtlError, LeaseLostError, Stopped, UsageError
 from ctl.io import paths
+from ctl.io.authenticated_channel import job_secret
+from ctl.setting_values import WORKER_RANGE_VARIABLE
 from ctl.supervision.beat_file import BeatReader, Beats, PollClock
+from ctl.supervision.claim_file import claim_file_lock
 from ctl.supervision.process_identity import pid_namespace, process_mark
 
 TRAINING, ENDED = "training", "ended"
@@ -34,7 +37,6 @@ LOCK_NAME = "LOCK"
 STALE_SECS = 60.0
 _BEAT_SECS = 5.0
 _LAST_WRITE_SECS = 10.0  # timeout for a hanging disk at the end of training
-_CLAIM_SECS = 10.0  # age at which the claim of a process that died is removed
 _SETTLE_SECS = 1.0  # in object stores, which cannot create a file exclusively
 DEAD_HOLDERS = "CTL_DEAD_HOLDERS"  # environment variable with the holders that have died
 _log = logging.getLogger("ctl")
@@ -54,6 +56,7 @@ class Holder:
       reason: Reason of the end, or "".
       exit_code: Exit code of the process, see `ctl.errors`; 0 during training.
       step: Step of the newest checkpoint that was restored or saved.
+      job: Identifier of the elastic job, or "". Its launcher determines the chief.
     """
 
     host: str
@@ -65,6 +68,7 @@ class Holder:
     reason: str = ""
     exit_code: int = EXIT_DONE
     step: int = 0
+    job: str = ""
 
     @property
     def identity(self) -> tuple:
@@ -141,9 +145,12 @@ class Lease:
 
         On the machine of the process this is detected without delay. On another machine, the process counts
         as dead after `stale_secs` without a renewal, by the clock of this object. Clocks of different
-        machines are never compared.
+        machines are never compared. An earlier chief of the elastic job of this process counts as dead,
+        because the launcher has removed it.
         """
         if holder.state != TRAINING or holder.fingerprint in _dead_fingerprints():
+            return False
+        if holder.job and holder.job == _elastic_job():
             return False
         if _is_on_this_machine(holder) and process_mark(holder.pid) != holder.process:
             return False
@@ -200,7 +207,7 @@ class Lease:
             if holder is not None and holder.identity != own_holder.identity:
                 raise self._in_use_error(holder)
             return
-        with _claim_file_lock(Path(self._path)):
+        with claim_file_lock(Path(self._path)):
             holder = self.read()
             if holder is not None and not _is_this_process(holder) and self.is_alive(holder):
                 raise self._in_use_error(holder)
@@ -255,6 +262,7 @@ class Lease:
             beat=started,
             state=TRAINING,
             step=step(),
+            job=_elastic_job(),
         )
         self._ended.clear()
         self._own_holder, self._confirmed_secs = own_holder, time.monotonic()
@@ -340,43 +348,10 @@ def dead_holders() -> str:
     return ",".join(sorted(_dead))
 
 
-@contextlib.contextmanager
-def _claim_file_lock(path: Path) -> Iterator[None]:
-    """Excludes other processes, also on other machines, for a short time.
-
-    The claim file of a process that died within the block is removed after `_CLAIM_SECS`.
-    """
-    claim, previous, changed_secs = path.with_name(f".{path.name}-claim"), (0, 0), time.monotonic()
-    while True:
-        try:
-            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-            break
-        except FileExistsError:
-            identity = _file_identity(claim)
-            if identity != previous:
-                previous, changed_secs = identity, time.monotonic()
-            elif time.monotonic() - changed_secs > _CLAIM_SECS:
-                with contextlib.suppress(OSError):
-                    claim.unlink()
-            time.sleep(0.02)
-        except OSError:  # the write in the block reports the error of the disk
-            yield
-            return
-    own_identity = _file_identity(claim)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            if _file_identity(claim) == own_identity:
-                claim.unlink()
-
-
-def _file_identity(path: Path) -> tuple[int, int]:
-    """Returns (inode, change time), because inodes are reused. (0, 0) if the file does not exist."""
-    with contextlib.suppress(OSError):
-        status = path.stat()
-        return status.st_ino, status.st_ctime_ns
-    return 0, 0
+def _elastic_job() -> str:
+    """Returns an identifier of the elastic job of this process, or ""."""
+    secret = job_secret() if os.environ.get(WORKER_RANGE_VARIABLE) else b""
+    return hashlib.sha256(b"lease" + secret).hexdigest()[:16] if secret else ""
 
 
 def _is_on_this_machine(holder: Holder) -> bool:

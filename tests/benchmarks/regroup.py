@@ -21,8 +21,9 @@ from ctl.io.json_lines import JsonLines
 from ctl.launch import worker_channels
 from ctl.launch.discovery import FixedHosts
 from ctl.launch.elastic import ElasticJob
+from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import LOOPBACK, Host
-from ctl.launch.membership import HostHealth, Limits
+from ctl.launch.membership import Limits
 from ctl.launch.process import ProcessExit
 
 _WORKERS = flags.DEFINE_list("workers", ["100", "1000"], "Numbers of workers.")

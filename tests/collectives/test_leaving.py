@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from ctl.collectives import engine as engine_module
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.engine import Engine
 from ctl.collectives.frames import Lost, wait_until_received
@@ -115,6 +116,19 @@ def test_rank_0_may_end_while_other_ranks_finish_its_last_collective(group):
         assert (values == 2.0).all()
     with pytest.raises(Exception, match="rank 0 (is gone|has left)"):
         group.engines[1].wait(late_request)
+
+
+def test_a_rank_of_a_failed_group_does_not_wait_for_rank_0_which_may_be_lost(group, monkeypatch):
+    """A cut link: the launcher has detected the loss, and rank 0 does not answer."""
+    coordinator = group.engines[0]._coordinator
+    with monkeypatch.context() as changes:
+        changes.setattr(engine_module, "_LEAVE_SECS", 10 * WAIT_SECS)
+        changes.setattr(coordinator, "_handle_message", lambda *_: None)
+        group.engines[1].fail_all("rank 0 is gone")
+        closing_thread = threading.Thread(target=group.engines[1].close, daemon=True)
+        closing_thread.start()
+        closing_thread.join(WAIT_SECS)
+        assert not closing_thread.is_alive()
 
 
 def test_a_rank_that_leaves_first_executes_complete_requests(group):

@@ -80,4 +80,8 @@ CASES = {
         "--partition=gpu", "--account=vision", "--module=cuda/12.4", "--image=/shared/flowers.sif",
         "--env=NCCL_DEBUG=WARN", "--signal_secs=300", "--max_restarts=5", *SHARED,
     ],
+    "slurm_elastic.sbatch": [
+        "slurm", "--nodes=4", "--elastic=2:6", "--cpus_per_task=8", "--time=04:00:00",
+        "--venv=/shared/venv", "--name=flowers", "--env=TF_CPP_MIN_LOG_LEVEL=1", *SHARED,
+    ],
 }  # fmt: skip

@@ -12,10 +12,12 @@ from ctl.hvd import elastic, elastic_line
 from ctl.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, UnprovenError, connect
 from ctl.io.json_lines import JsonLines
+from ctl.io.tcp_options import set_peer_timeout, set_tcp_options
 from ctl.launch import worker_channels
 from ctl.launch.elastic import _plan_ranks
 from ctl.launch.membership import Slot
 from ctl.launch.worker_channels import WorkerChannels
+from ctl.supervision.beat_file import PollClock
 from strangers import crowd
 
 
@@ -155,6 +157,60 @@ def test_a_launcher_that_is_gone_is_an_error(launcher):
     launcher.service.close()
     with pytest.raises(PeerLostError, match="the launcher is gone"):
         elastic_line.join_next_group()
+
+
+def test_the_end_of_the_connection_ends_the_group_and_a_worker_without_one(launcher):
+    listener, losses, came = Listener(), [], threading.Event()
+    elastic_line.add_listener(listener)
+    elastic_line.set_loss_listener(lambda message: (losses.append(message), came.set()))
+    launcher.service.close()
+    assert listener.came.wait(TIMEOUT_SECS) and came.wait(TIMEOUT_SECS)
+    assert losses == ["the launcher is gone, or cannot be reached"]
+    assert listener.told[0][1] == elastic_line.REMOVED
+    elastic_line.remove_listener(listener)
+
+
+def test_a_worker_is_silent_if_it_breaks_its_promise_of_messages(launcher):
+    assert not launcher.service.is_silent(7), "it has promised nothing"
+    elastic_line.limit_silence(0.4)
+    over = threading.Event()
+    for _ in range(20):
+        over.wait(0.1)
+        assert not launcher.service.is_silent(7)
+    elastic_line._client._beats.stop(wait=True)
+    for _ in range(6000):
+        if launcher.service.is_silent(7):
+            break
+        over.wait(0.02)
+    assert launcher.service.is_silent(7)
+    assert not any("alive" in message for _, message in launcher.service.events())
+
+
+def test_a_launcher_that_was_stopped_does_not_count_the_time():
+    seconds = [0.0]
+    service = WorkerChannels("s3cret", "127.0.0.1", PollClock(clock=lambda: seconds[0]))
+    try:
+        service._silence[7] = service._clock(), 10.0
+        seconds[0] = 1000.0
+        assert not service.is_silent(7)
+        for _ in range(11):  # as the loop of the launcher, which reads events all the time
+            seconds[0] += 1.0
+            assert not list(service.events())
+        assert service.is_silent(7)
+    finally:
+        service.close()
+
+
+def test_a_cut_link_ends_a_connection_after_the_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = set_tcp_options(socket.create_connection(server.getsockname()))
+        set_peer_timeout(connection, 800.0)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+        set_peer_timeout(connection, 8.0)
+        names = ("TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_KEEPINTVL")
+        options = [connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names]
+        connection.close()
+    assert options == [8000, 2, 2]
 
 
 def test_half_of_the_variables_is_a_mistake_that_names_them(launcher, monkeypatch):

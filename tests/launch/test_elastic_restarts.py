@@ -8,7 +8,7 @@ from ctl.distribute.topology import Topology
 from ctl.launch import cli
 from ctl.launch.elastic_restarts import FailurePolicy, WorkerPolicy
 from ctl.launch.process import ProcessExit
-from ctl.launch.restart_policy import RestartPolicy
+from ctl.launch.restart_policy import ERROR, REFUSED, RestartPolicy
 
 ENDED = Topology({}, "worker", 0)
 ATTEMPTS = """
@@ -69,6 +69,12 @@ def test_exit_codes_of_programs_are_permanent(code, with_errors, is_permanent):
     policy = policy_of(restart_on_error=with_errors)
     assert policy.is_permanent(ProcessExit(ENDED, code, 1.0)) == is_permanent
     assert not FailurePolicy().is_permanent(ProcessExit(ENDED, code, 1.0))
+
+
+def test_a_host_that_refuses_the_login_does_not_end_the_job():
+    policy = policy_of()
+    assert not policy.is_permanent(ProcessExit(ENDED, 2, 1.0, loss=REFUSED))
+    assert policy.is_permanent(ProcessExit(ENDED, 2, 1.0, loss=ERROR))
 
 
 def test_checkpoints_between_restarts_reset_their_number(tmp_path):

@@ -8,23 +8,73 @@ import pytest
 import training
 from conftest import ROOT, TIMEOUT_SECS, environment
 from ctl.launch import cli
+from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import Host
-from ctl.launch.membership import HostHealth, Limits, Membership
+from ctl.launch.membership import Limits, Membership
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+PRINT_NUMBERS = """
+import os, sys
+print(os.environ["CTL_ELASTIC_SLOT"], os.environ["CTL_HVD_RENDEZVOUS"].rpartition(":")[0], flush=True)
+sys.exit(7 if os.environ["CTL_ELASTIC_SLOT"] == "2" else 0)
+"""
 
 
-def launch(tmp_path, *options, code="pass"):
+def launch(tmp_path, *options, code="pass", workers="1:2"):
     logs = f"--log_dir={tmp_path / 'logs'}"
-    return cli.main(["--workers=1:2", logs, *options, "--", sys.executable, "-c", code])
+    return cli.main([f"--workers={workers}", logs, *options, "--", sys.executable, "-c", code])
 
 
 @pytest.mark.parametrize(
-    "option", ["--chief", "--ps=1", "--evaluator", "-H=a:2", "--host_discovery=x", "--host=127.0.0.1"]
+    ("options", "reason"),
+    [
+        (["--chief"], "an elastic job has only workers. Omit --chief"),
+        (["--ps=1"], "an elastic job has only workers. Omit --ps"),
+        (["--evaluator"], "an elastic job has only workers. Omit --evaluator"),
+        (["--min_workers=1", "--host_discovery=true"], "the range gives the smallest number of workers"),
+        (["--max_workers=2", "--host_discovery=true"], "the range gives the largest number of workers"),
+        (["--port=2222", "-H=a:2"], "the workers of an elastic job listen at free ports. Omit --port"),
+        (["--host=10.0.0.1"], "on one machine, whose workers use 127.0.0.1; add -H or --host_discovery"),
+    ],
 )
-def test_options_for_other_jobs_are_refused(capsys, tmp_path, option):
-    assert launch(tmp_path, *option.split("=", 1)) == 2
-    assert "cannot be combined with --workers=1:2" in capsys.readouterr().err
+def test_options_for_other_jobs_are_refused(capsys, tmp_path, options, reason):
+    arguments = [word for option in options for word in option.split("=", 1)]
+    assert launch(tmp_path, *arguments) == 2
+    error = capsys.readouterr().err
+    assert "cannot be combined with --workers=1:2" in error and reason in error
+
+
+def test_hosts_and_a_script_exclude_each_other(capsys, tmp_path):
+    options = ["-H", "a:2", "--host_discovery=true", "--startup_timeout_secs=9"]
+    assert launch(tmp_path, *options) == 2
+    assert "-H cannot be combined with --host_discovery" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("hosts", "slots"), [("a:1", "1 slot"), ("a:1,b:1", "2 slots")])
+def test_hosts_with_fewer_slots_than_the_minimum_are_refused(capsys, tmp_path, hosts, slots):
+    assert launch(tmp_path, "-H", hosts, workers="3:4") == 2
+    expected = f"-H {hosts} has {slots}; expected at least 3, the minimum of --workers=3:4"
+    assert expected in capsys.readouterr().err
+
+
+def test_a_name_without_an_address_is_refused(capsys, tmp_path):
+    assert launch(tmp_path, "-H", "elsewhere.invalid:2", "--startup_timeout_secs=9") == 2
+    assert "the host name 'elsewhere.invalid' cannot be resolved" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["/no/script", "false"])
+def test_a_script_that_does_not_work_is_refused(capsys, tmp_path, script):
+    assert launch(tmp_path, f"--host_discovery={script}") == 2
+    assert "ctl launch: --host_discovery" in capsys.readouterr().err
+
+
+def test_workers_on_several_hosts_have_different_numbers_below_the_maximum(capfd, tmp_path):
+    """Both hosts are this machine; there are more slots than workers."""
+    assert launch(tmp_path, "-H", "127.0.0.1:2,127.0.0.2:2", workers="3:3", code=PRINT_NUMBERS) == 7
+    assert {path.read_text() for path in tmp_path.glob("logs/rank.*/stdout")} <= {
+        f"{number} 127.0.0.1\n" for number in range(3)
+    }
+    assert "exit code 7" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["0:2", "3:2", "1:x", ":"])
@@ -45,7 +95,7 @@ def test_a_job_without_enough_workers_ends_with_134(capfd, tmp_path):
     assert launch(tmp_path, code=KILLED) == 134
     assert "ctl launch: ending the job: no process is running" in capfd.readouterr().err
     assert launch(tmp_path, "--startup_timeout_secs=1", code="import time; time.sleep(60)") == 134
-    assert "the job requires 2" in capfd.readouterr().err
+    assert "the job requires 2 (--elastic_timeout_secs)" in capfd.readouterr().err
 
 
 def test_the_first_group_has_its_own_timeout():

@@ -3,8 +3,9 @@
 import random
 
 import pytest
+from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import Host
-from ctl.launch.membership import ADDED, REMOVED, HostHealth, Limits, Membership
+from ctl.launch.membership import ADDED, REMOVED, Limits, Membership
 
 
 class Job:

@@ -6,8 +6,9 @@ The state table is in docs/decisions/0052-elastic-training.md.
 import dataclasses
 from collections import deque
 
+from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import Host
-from ctl.launch.membership import HostHealth, Limits, Membership
+from ctl.launch.membership import Limits, Membership, find_leaving_workers
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -44,12 +45,22 @@ class Process:
 class Histories(RuleBasedStateMachine):
     """A `Membership` with simulated processes, hosts, a clock, and a network."""
 
-    @initialize(slots=host_slots, counts=st.lists(st.integers(1, 6), min_size=3, max_size=3).map(sorted))
-    def begin(self, slots, counts):
+    @initialize(
+        slots=host_slots,
+        counts=st.lists(st.integers(1, 6), min_size=3, max_size=3).map(sorted),
+        counts_leaving=st.booleans(),
+    )
+    def begin(self, slots, counts, counts_leaving):
         self.now_secs = 0.0
         self.health = HostHealth(COOLDOWN_SECS, clock=lambda: self.now_secs)
         minimum, initial, maximum = counts
-        self.limits = Limits(initial=initial, minimum=minimum, maximum=maximum, timeout_secs=TIMEOUT_SECS)
+        self.limits = Limits(
+            initial=initial,
+            minimum=minimum,
+            maximum=maximum,
+            timeout_secs=TIMEOUT_SECS,
+            counts_leaving=counts_leaving,
+        )
         self.membership = Membership(self.limits, self.health)
         self.processes: dict[int, Process] = {}
         self.ended: list[Process] = []
@@ -169,9 +180,8 @@ class Histories(RuleBasedStateMachine):
             assert not any(worker.has_state for worker in self.membership.workers.values())
         for worker in self.membership.find_overdue_members():
             self.end(worker.number)
-        for worker in self.membership.find_surplus_workers():
-            if worker not in self.membership.members and not worker.is_dismissed:
-                self.membership.dismiss(worker.number)
+        for worker in find_leaving_workers(self.membership):
+            self.membership.dismiss(worker.number)
         if self.membership.find_change():
             self.notify_members()
         if self.membership.number and not self.membership.members:  # as `ElasticJob` decides
@@ -201,6 +211,13 @@ class Histories(RuleBasedStateMachine):
     def workers_are_the_living_processes(self):
         if hasattr(self, "processes"):
             assert self.membership.workers.keys() == self.processes.keys()
+
+    @invariant()
+    def replicas_have_different_numbers(self):
+        if hasattr(self, "processes"):
+            numbers = [worker.replica for worker in self.membership.workers.values()]
+            assert len({*numbers}) == len(numbers)
+            assert not self.limits.counts_leaving or max(numbers, default=0) < self.limits.maximum
 
     def teardown(self):
         """Without further faults all processes form a group, or the job ends with a reason."""

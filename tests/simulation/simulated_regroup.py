@@ -18,8 +18,9 @@ from typing import Any
 from ctl.collectives.allreduce import select_algorithm
 from ctl.collectives.transfer_costs import ONE_MACHINE
 from ctl.launch.elastic import LOOP_SECS
+from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import Host
-from ctl.launch.membership import Group, HostHealth, Limits, Membership
+from ctl.launch.membership import Group, Limits, Membership
 from exchange_records import record_schedule
 from simulated_start import Job, StartCosts, simulate_start
 from virtual_clock import Costs, simulate

@@ -312,3 +312,24 @@ def test_a_holder_on_another_machine_without_beats_is_dead(path, caplog):
     with Lease(path, beat_secs=0.02, stale_secs=0.2).held(step=lambda: 0):
         assert Lease(path).read().host != "far"
     assert any("waiting up to" in m for m in caplog.messages)
+
+
+def test_the_next_chief_of_an_elastic_job_takes_over_from_another_machine_at_once(path, monkeypatch):
+    monkeypatch.setenv("CTL_HVD_SECRET", "s3cret")
+    monkeypatch.setenv("CTL_ELASTIC", "1:3")
+    with Lease(path).held(step=lambda: 0):
+        job = Lease(path).read().job
+    assert job and "s3cret" not in path.read_text()
+    replace_with_remote_lease(path, job=job)
+    with Lease(path, beat_secs=0.02, stale_secs=TIMEOUT_SECS).held(step=lambda: 0):
+        assert Lease(path).read().host != "far"
+
+
+@pytest.mark.parametrize("variable", ["CTL_HVD_SECRET", "CTL_ELASTIC"])
+def test_a_chief_of_another_job_is_not_an_earlier_one(path, monkeypatch, variable):
+    monkeypatch.setenv("CTL_HVD_SECRET", "s3cret")
+    monkeypatch.setenv("CTL_ELASTIC", "1:3")
+    job = lease_module._elastic_job()
+    monkeypatch.setenv(variable, "another" if variable == "CTL_HVD_SECRET" else "")
+    write_remote_lease(path, job=job)
+    assert job and Lease(path).is_alive(Lease(path).read())

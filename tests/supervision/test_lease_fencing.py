@@ -11,6 +11,7 @@ from pathlib import Path
 import ctl
 import pytest
 from conftest import environment
+from ctl.supervision import claim_file
 from ctl.supervision import lease as lease_module
 from ctl.supervision.lease import Lease
 from launching import wait_for
@@ -146,7 +147,7 @@ def test_one_of_many_simultaneous_jobs_trains(path, before):
 
 
 def test_the_claim_of_a_killed_process_is_removed(path, monkeypatch):
-    monkeypatch.setattr(lease_module, "_CLAIM_SECS", 0.2)
+    monkeypatch.setattr(claim_file, "_CLAIM_SECS", 0.2)
     path.with_name(".LOCK-claim").touch()
     with Lease(path).held(step=lambda: 0):
         assert Lease(path).read().pid == os.getpid()
