@@ -1,7 +1,9 @@
 """Claim files: short exclusive access to a file, also for processes of several machines.
 
-with claim_file_lock(path):
-...                          # reads and replaces the file
+    with claim_file_lock(path):
+        ...                          # reads and replaces the file
+
+The other processes wait until the block ends.
 """
 
 import contextlib

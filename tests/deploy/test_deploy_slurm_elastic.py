@@ -53,8 +53,9 @@ def start(capsys, tmp_path):
 
 def test_the_launcher_gets_all_machines_and_variables_go_along(start, tmp_path):
     assert start([0], "--env=A=b c").wait(TIMEOUT_SECS) == 0
-    words = "launch --workers=2:3 -H n1:2,n2:2 -- env A=b c python -m trainer.task --model_dir=/shared/run"
-    assert (tmp_path / "launches").read_text() == f"{words}\n"
+    launcher = "launch --workers=2:3 --max_restarts=0 -H n1:2,n2:2 --"
+    program = "env A=b c python -m trainer.task --model_dir=/shared/run"
+    assert (tmp_path / "launches").read_text() == f"{launcher} {program}\n"
 
 
 @pytest.mark.parametrize(
