@@ -300,7 +300,8 @@ class HostConnection:
         if self._refusal:
             return error
         if is_outside:
-            return f"{error}; expected that `ssh -o BatchMode=yes {self.host} true` succeeds"
+            options = "-o BatchMode=yes -o StrictHostKeyChecking=yes"
+            return f"{error}; expected that `ssh {options} {self.host} true` succeeds"
         error = (
             error
             or ssh.error_line(self._login_output.decode(errors="replace"))
