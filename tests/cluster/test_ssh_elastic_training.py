@@ -87,7 +87,8 @@ def test_a_worker_behind_a_cut_link_ends_and_the_others_continue(start, unbroken
 
 
 def test_a_launcher_behind_a_cut_link_leaves_no_worker(start, ssh_hosts):
-    job = start("--workers=1:2", "-H", "hosta,hostb", flags=WITH_HEARTBEAT, PAUSE_SECS="3")
+    options = ("--workers=1:2", "-H", "hosta,hostb", "--max_restarts=0")
+    job = start(*options, flags=WITH_HEARTBEAT, PAUSE_SECS="3")
     job.wait_for_step(2)
     ssh_hosts.disconnect(LAUNCH)
     job.wait_for(lambda: not job.pids(), HEARTBEAT_SECS + SLACK_SECS)

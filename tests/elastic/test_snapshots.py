@@ -112,6 +112,14 @@ def test_a_new_worker_receives_the_state_of_another_one(workers):
     assert share([new]) == ({8}, {8.0})
 
 
+def test_the_state_of_an_agreement_is_a_snapshot_until_the_next_one(workers):
+    assert not any(worker.snapshots.has_shared for worker in workers)
+    share(workers)
+    assert all(worker.snapshots.has_shared for worker in workers)
+    workers[0].take(12)
+    assert not workers[0].snapshots.has_shared
+
+
 def test_before_the_first_snapshot_rank_0_broadcasts_its_variables():
     workers = [Worker(rank) for rank in range(2)]
     workers[0].weight.assign(7.0)
