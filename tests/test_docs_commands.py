@@ -76,7 +76,7 @@ def prepare_files(page: Path, directory: Path) -> None:
         code = [text for _, text in blocks(page, "python")[:2]]
         main = re.search(r"```python no-run\n(.*?)```", below, re.DOTALL)
         (directory / "first.py").write_text("\n".join([*code, main[1]]))
-    if page.stem == "several_machines":
+    if page.stem in ("several_machines", "elastic"):
         (directory / "hosts.sh").write_text("#!/bin/sh\necho 127.0.0.1:2\n")
         (directory / "hosts.sh").chmod(0o755)
     if page.parent.name == "deploy":
