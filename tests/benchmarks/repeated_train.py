@@ -2,8 +2,8 @@
 
     python tests/benchmarks/repeated_train.py --layers=2,30 --rounds=3
 
-In each round several calls of one kind follow those of the other kind, in one process. The first call of a
-kind is excluded, because it compiles. Prints medians (ms), and their ratio.
+In each round several calls of one mode follow those of the other one, in one process. The first call of a
+mode is excluded, because it compiles. Prints medians (ms), and their ratio.
 """
 
 import itertools
@@ -20,8 +20,8 @@ from ctl.tensorflow_patches import switches
 
 _LAYERS = flags.DEFINE_list("layers", ["2", "30"], "Numbers of layers of the networks.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Number of rounds.")
-_CALLS = 5  # of one kind in a round, besides the first
-_KINDS = {"kept": "", "discarded": "kernel_seeds"}  # value of the variable that turns off patches
+_CALLS = 5  # of one mode in a round, besides the first
+_MODES = {"kept": "", "discarded": "kernel_seeds"}  # value of the variable that turns off patches
 
 
 class Dense(ctl.Trainer):
@@ -47,26 +47,26 @@ class Dense(ctl.Trainer):
 
 
 def measure(num_layers: int, rounds: int) -> dict[str, float]:
-    """Returns the median time of a call by kind (seconds)."""
+    """Returns the median time of a call by mode (seconds)."""
     options = {"global_batch_size": 16, "writers": ()}
     trainer, steps = Dense(num_layers, **options), itertools.count(1)
-    secs = {kind: [] for kind in _KINDS}
+    secs = {mode: [] for mode in _MODES}
     for _round in range(rounds):
-        for kind, disabled in _KINDS.items():
+        for mode, disabled in _MODES.items():
             os.environ[switches.VARIABLE] = disabled
             trainer.train(steps=next(steps))
             for _call in range(_CALLS):
                 start = time.perf_counter()
                 trainer.train(steps=next(steps))
-                secs[kind].append(time.perf_counter() - start)
-    return {kind: statistics.median(values) for kind, values in secs.items()}
+                secs[mode].append(time.perf_counter() - start)
+    return {mode: statistics.median(values) for mode, values in secs.items()}
 
 
 def main(_: list[str]) -> None:
     print(f"{'layers':>6} {'kept':>8} {'discarded':>10} {'ratio':>6}")
     for num_layers in map(int, _LAYERS.value):
-        kept, discarded = (1e3 * value for value in measure(num_layers, _ROUNDS.value).values())
-        print(f"{num_layers:6} {kept:8.1f} {discarded:10.1f} {kept / discarded:6.2f}", flush=True)
+        kept_ms, discarded_ms = (1e3 * value for value in measure(num_layers, _ROUNDS.value).values())
+        print(f"{num_layers:6} {kept_ms:8.1f} {discarded_ms:10.1f} {kept_ms / discarded_ms:6.2f}", flush=True)
 
 
 if __name__ == "__main__":
