@@ -66,7 +66,8 @@ def main(_: list[str]) -> None:
     print(f"{'layers':>6} {'kept':>8} {'discarded':>10} {'ratio':>6}")
     for num_layers in map(int, _LAYERS.value):
         kept_ms, discarded_ms = (1e3 * value for value in measure(num_layers, _ROUNDS.value).values())
-        print(f"{num_layers:6} {kept_ms:8.1f} {discarded_ms:10.1f} {kept_ms / discarded_ms:6.2f}", flush=True)
+        ratio = kept_ms / discarded_ms
+        print(f"{num_layers:6} {kept_ms:8.1f} {discarded_ms:10.1f} {ratio:6.2f}", flush=True)
 
 
 if __name__ == "__main__":
