@@ -198,8 +198,8 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> CommandLine | None:
     if unknown and unknown[0].partition("=")[0] == "--elastic":
         raise UsageError(
             f"--elastic is not supported by `{parser.prog}`: an elastic job needs a launcher that replaces "
-            "workers, and this platform starts them itself. Use `ctl launch --workers=MIN:MAX` or `ctl "
-            "deploy slurm --elastic=MIN:MAX`"
+            "workers, and this platform starts them itself. Use `ctl launch --workers=MIN:MAX`, or "
+            "--elastic=MIN:MAX of `ctl deploy kubernetes` or `ctl deploy slurm`"
         )
     if unknown:
         fix = f"see `{parser.prog} --help`; options of the program go after `--`"

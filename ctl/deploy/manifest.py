@@ -131,7 +131,7 @@ def _yaml_dumper() -> Callable[[Document], str]:
             super().increase_indent(flow, False)
 
     def string(dumper: Any, text: str) -> Any:
-        style = '"' if _AMBIGUOUS.fullmatch(text) else None
+        style = '"' if _AMBIGUOUS.fullmatch(text) else "|" if "\n" in text else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
     Dumper.add_representer(str, string)

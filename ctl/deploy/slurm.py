@@ -54,7 +54,6 @@ def parser() -> args.Parser:
     name = pattern("[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,99}", "not a name; expected letters, digits, - and _")
     module = pattern("[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}", "not a module; expected a name such as cuda/12.4")
     path = pattern(r"[^\s'\"\\$`;&|<>*?]+", "not a path; expected a path without spaces or quotes")
-    workers = pattern("[0-9]{1,4}:[0-9]{1,4}", "not a range; expected MIN:MAX, such as 2:4")
     task = pattern("node|gpu", "an invalid choice; expected node or gpu")
     argument_parser.add(
         "size",
@@ -70,7 +69,7 @@ def parser() -> args.Parser:
         Option("--cpus_per_task", "CPUs per task (default: that of Slurm, 1)", "N", integer(1)),
         Option("--memory", "memory per machine, such as 32G", "SIZE", size),
         Option("--time", "time limit (default: that of the partition)", "[D-]HH:MM:SS", time),
-        Option("--elastic", "elastic job, which continues while MIN workers remain", "MIN:MAX", workers),
+        Option("--elastic", "elastic job, which continues while MIN workers remain", "MIN:MAX", validators.worker_range),
     )
     argument_parser.add(
         "location",

@@ -46,6 +46,9 @@ def pattern_option(pattern: str, expected: str, *, hides_value: bool = False) ->
     return convert
 
 
+worker_range = pattern_option("[0-9]{1,4}:[0-9]{1,4}", "not a range; expected MIN:MAX, such as 2:4")
+
+
 def integer_option(minimum: int, maximum: int = 10**9) -> Callable[[str], object]:
     """Returns a converter for integers from `minimum` to `maximum`."""
     convert = whole_number(minimum, maximum)

@@ -30,8 +30,8 @@ import training  # noqa: E402
 _FAULTS = flags.DEFINE_integer("faults", 60, "Number of faults.")
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of their steps, kinds and ranks.")
 _WORKERS = flags.DEFINE_string("workers", "1:4", "MIN:MAX.")
-_STEPS = flags.DEFINE_integer("steps_per_fault", 200, "Average number of steps between two faults.")
-_PAUSE_SECS = 0.02  # after each step
+_STEPS = flags.DEFINE_integer("steps_per_fault", 50, "Average number of steps between two faults.")
+_PAUSE_SECS = flags.DEFINE_float("pause_secs", 0.25, "Pause after each step (seconds).")
 
 
 def draw_faults(count: int, seed: int) -> str:
@@ -59,11 +59,14 @@ def run(model_dir: Path, num_steps: int, workers: str = "", faults: str = "") ->
         *("--global_batch_size=12", "--steps_per_loop=1", "--log_every_steps=1"),
         *("--export=none", "--dropout=0"),
     ]  # fmt: skip
-    pause = {"PAUSE_SECS": str(_PAUSE_SECS)} if workers else {}
+    # the learning rate is still 0.005 in the last step, so an error in any step changes the variables
+    variables = {"DECAY_STEPS": str(num_steps // 20), "FAULTS": faults, "FAULTS_DIR": str(marks)}
+    if workers:
+        variables["PAUSE_SECS"] = str(_PAUSE_SECS.value)
     path = os.pathsep.join([str(ROOT), str(PROGRAMS)])
     result = subprocess.run(
         command,
-        env={**os.environ, **pause, "FAULTS": faults, "FAULTS_DIR": str(marks), "PYTHONPATH": path},
+        env={**os.environ, **variables, "PYTHONPATH": path},
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     if result.returncode:
@@ -77,7 +80,7 @@ def print_pauses(facts: list[dict]) -> None:
     pauses = collections.defaultdict(list)
     for before, after in itertools.pairwise(steps):
         if before["size"] != after["size"]:
-            pauses[before["size"] > after["size"]].append(after["time"] - before["time"] - _PAUSE_SECS)
+            pauses[before["size"] > after["size"]].append(after["time"] - before["time"] - _PAUSE_SECS.value)
     for is_loss, name in ((True, "fewer workers"), (False, "more workers")):
         secs = pauses[is_loss]
         if secs:

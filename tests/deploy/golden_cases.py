@@ -54,6 +54,10 @@ CASES = {
         "kubernetes", IMAGE, "--workers=2", "--evaluator", "--format=json", "--",
         "python", "-m", "trainer.task", "--model_dir=gs://my-bucket/flowers",
     ],
+    "kubernetes_elastic.yaml": [
+        "kubernetes", IMAGE, "--elastic=2:4", "--tensorboard", "--storage=10Gi", "--namespace=vision",
+        "--env=TF_CPP_MIN_LOG_LEVEL=1", "--grace_secs=60", *SHARED,
+    ],
     "tfjob_workers.yaml": [
         "kubernetes", IMAGE, "--flavor=tfjob", "--workers=3", "--evaluator", "--gpus=1",
         "--storage=10Gi", *SHARED,

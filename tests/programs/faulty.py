@@ -34,6 +34,7 @@ WIDTH = flags.DEFINE_integer("width", 16, "Units of the hidden layer.")
 API_TOKEN = flags.DEFINE_string("api_token", "", "Never used; must never be shown.")
 DROPOUT = flags.DEFINE_float("dropout", 0.2, "Share that is dropped; 0 where replicas vary in number.")
 POISON = int(os.environ.get("POISON", "-1"))
+DECAY_STEPS = int(os.environ.get("DECAY_STEPS", "10"))  # of the learning rate, by 0.9
 PAUSE_SECS = float(os.environ.get("PAUSE_SECS", "0"))  # after each step
 
 
@@ -91,7 +92,7 @@ class Faulty(ctl.Trainer):
             keras.Input((4,)), keras.layers.Dense(self.width, activation="tanh"),
             keras.layers.Dropout(self.dropout, seed=3), keras.layers.Dense(1),
         ])  # fmt: skip
-        self.optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 10, 0.9))
+        self.optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, DECAY_STEPS, 0.9))
         self.seen = tf.Variable(
             tf.zeros([EXAMPLES]), trainable=False, aggregation=tf.VariableAggregation.SUM,
             synchronization=tf.VariableSynchronization.ON_READ,

@@ -56,6 +56,7 @@ def render_dockerfile(line: CommandLine, found_project: Project) -> str:
         **vars(options),
         "base": options.base or f"python:{options.python}-slim-bookworm",
         "user": None if options.root else USER_ID,
+        "login_shell": "/bin/sh" if options.ssh else "/usr/sbin/nologin",
         "constraints": found_project.constraints,
         "requirements": found_project.requirements,
         "pip": f"pip install --no-cache-dir{constraint}",
@@ -121,6 +122,7 @@ def parser() -> args.Parser:
         Option("--tensorflow", "version of TensorFlow", "VERSION", _check_tensorflow_version, "2.21.0"),
         Option("--gpu", "install CUDA (default: CPU only)"),
         Option("--slim", "remove TensorFlow's C++ headers (430 MB)"),
+        Option("--ssh", "install OpenSSH, for elastic jobs on Kubernetes"),
         Option("--root", "run as root (default: as user 1000)"),
     )
     argument_parser.add(

@@ -4,8 +4,8 @@ import shlex
 
 from ctl.deploy import checks, manifest, output, validators
 from ctl.deploy.args import CommandLine
+from ctl.deploy.kubernetes import elastic, objects
 from ctl.deploy.kubernetes import job as kubernetes_job
-from ctl.deploy.kubernetes import objects
 from ctl.deploy.kubernetes import options as kubernetes_options
 from ctl.deploy.kubernetes.job import KubernetesJob
 from ctl.deploy.kubernetes.objects import JOBSET, LABEL
@@ -44,6 +44,9 @@ def _fill_in(job: KubernetesJob) -> list[str]:
         items.append(f"PersistentVolumeClaim {job.claim}, writable by all nodes")
     for secret_reference in dict.fromkeys(job.secrets.values()):
         items.append("Secret {} with the key {}".format(*secret_reference.split(":")))
+    if options.elastic:
+        items.append(f"Secret {elastic.secret_name(job.name)} with a key of ssh, by the commands below")
+        items.append(f"{options.image}, built with `ctl deploy docker --ssh`")
     if options.runtime:
         items.append(f"ClusterTrainingRuntime {options.runtime}, with a job and a container named node")
     return items
@@ -92,6 +95,7 @@ def _commands(job: KubernetesJob) -> list[str]:
         )
     apply = shlex.join(["kubectl", "apply", *namespace])
     commands = [
+        *(elastic.key_commands(job.name, namespace) if options.elastic else []),
         f"{apply} --dry-run=server --filename={{file}}",
         f"{apply} --filename={{file}}",
         shlex.join(["kubectl", "get", "pods", *namespace, f"--selector={job_selector}", "--watch"]),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ctl.deploy import checks, validators
 from ctl.deploy.args import CommandLine
+from ctl.deploy.kubernetes import elastic
 from ctl.deploy.kubernetes.options import job_name
 from ctl.errors import UsageError
 
@@ -60,6 +61,8 @@ def read_job(line: CommandLine) -> KubernetesJob:
     """Returns the job of a command line. Raises UsageError for incompatible options."""
     options = line.options
     _check_flavor(line)
+    if options.elastic:
+        elastic.check_options(line)
     if options.claim and options.storage:
         raise UsageError(
             "--claim cannot be combined with --storage; expected an existing volume, or a size for a new "

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ctl.deploy.kubernetes import elastic
 from ctl.deploy.kubernetes.job import KubernetesJob
 from ctl.deploy.manifest import Document, fill_document, fill_documents
 from ctl.deploy.validators import parse_assignments
@@ -22,7 +23,8 @@ JOBSET = "jobset.sigs.k8s.io/jobset-name"
 def build_objects(job: KubernetesJob) -> list[Document]:
     """Returns all objects in the order of creation: storage, network policies, job, TensorBoard."""
     jobs = {"job": _job, "tfjob": _tfjob, "trainjob": _trainjob}[job.options.flavor](job)
-    return [*_volume(job), *_policies(job), *jobs, *_tensorboard(job)]
+    config_map = elastic.build_config_map(_values(job), job.options) if job.options.elastic else []
+    return [*_volume(job), *_policies(job), *config_map, *jobs, *_tensorboard(job)]
 
 
 def _values(job: KubernetesJob) -> dict[str, Any]:
@@ -100,7 +102,8 @@ def _addresses(job: KubernetesJob, pod: str) -> list[str]:
 
 def _cluster_variables(job: KubernetesJob, addresses: list[str]) -> dict[str, str]:
     """Returns the variables that define ctl's cluster. A single worker needs none."""
-    variables = {"CTL_WORKERS": ",".join(addresses)} if job.is_indexed else {}
+    has_fixed_peers = job.is_indexed and not job.options.elastic
+    variables = {"CTL_WORKERS": ",".join(addresses)} if has_fixed_peers else {}
     return variables | ({"CTL_EVALUATOR": "1"} if job.options.evaluator else {})
 
 
@@ -111,6 +114,8 @@ def _job(job: KubernetesJob) -> list[Document]:
     pod: dict[str, Any] = {"restart_policy": "Never", "env": env}
     if job.is_indexed:
         pod |= {"subdomain": job.name, "port_name": "training", "port": SERVICE_PORT}
+    if job.options.elastic:
+        pod |= {"command": ["sh", elastic.SCRIPT], "args": _escape_arguments(job.line.program)}
     job_values = {"indexed": job.is_indexed, "job_name": job.name, "pod": _pod(job, "training", pod)}
     return [*fill_documents("kubernetes_job.yaml", _values(job) | job_values), *_evaluator(job, addresses)]
 
@@ -184,7 +189,7 @@ def _policies(job: KubernetesJob) -> list[Document]:
         "training_policy": has_own_policy,
         "training_labels": {JOBSET: job.name} if options.runtime else labels,
         "peers": job.has_peers,
-        "few_ports": not options.gpus,
+        "few_ports": not (options.gpus or options.elastic),
         "closed": [name for name, is_closed in components.items() if is_closed],
     }
     return fill_documents("kubernetes_network_policy.yaml", values)
@@ -205,6 +210,7 @@ def _tensorboard(job: KubernetesJob) -> list[Document]:
         "cpu": "250m",
         "memory": "1Gi",
         "gpus": None,
+        "elastic": None,
         "writes": False,
         "read_only": True,
     }
