@@ -69,7 +69,12 @@ def parser() -> args.Parser:
         Option("--cpus_per_task", "CPUs per task (default: that of Slurm, 1)", "N", integer(1)),
         Option("--memory", "memory per machine, such as 32G", "SIZE", size),
         Option("--time", "time limit (default: that of the partition)", "[D-]HH:MM:SS", time),
-        Option("--elastic", "elastic job, which continues while MIN workers remain", "MIN:MAX", validators.worker_range),
+        Option(
+            "--elastic",
+            "elastic job, which continues while MIN workers remain",
+            "MIN:MAX",
+            validators.range_option,
+        ),
     )
     argument_parser.add(
         "location",

@@ -46,7 +46,7 @@ def pattern_option(pattern: str, expected: str, *, hides_value: bool = False) ->
     return convert
 
 
-worker_range = pattern_option("[0-9]{1,4}:[0-9]{1,4}", "not a range; expected MIN:MAX, such as 2:4")
+range_option = pattern_option("[0-9]{1,4}:[0-9]{1,4}", "not a range; expected MIN:MAX, such as 2:4")
 
 
 def integer_option(minimum: int, maximum: int = 10**9) -> Callable[[str], object]:

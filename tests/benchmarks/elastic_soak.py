@@ -80,7 +80,8 @@ def print_pauses(facts: list[dict]) -> None:
     pauses = collections.defaultdict(list)
     for before, after in itertools.pairwise(steps):
         if before["size"] != after["size"]:
-            pauses[before["size"] > after["size"]].append(after["time"] - before["time"] - _PAUSE_SECS.value)
+            secs = after["time"] - before["time"] - _PAUSE_SECS.value
+            pauses[before["size"] > after["size"]].append(secs)
     for is_loss, name in ((True, "fewer workers"), (False, "more workers")):
         secs = pauses[is_loss]
         if secs:

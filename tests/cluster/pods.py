@@ -3,8 +3,8 @@
     with Pods(directory, manifest, ["pod0", "pod1", "pod1b"], environ) as pods:
         pods.start("pod1"); pods.delete("pod1"); pods.terminate("pod0")
 
-Each pod has its own network, processes, /etc and home directory. Its processes are those of user 1000, without
-privileges. /etc/hosts of the first pod replaces the name server.
+Each pod has its own network, processes, /etc and home directory. Its processes are those of user 1000,
+without privileges. /etc/hosts replaces the name server.
 """
 
 import os

@@ -25,9 +25,9 @@ def pods(capsys, tmp_path):
         sys.executable, str(PROGRAMS / "leaving.py"), f"--model_dir={tmp_path}/m",
         f"--train_steps={training.STEPS}", *training.OPTIONS, *FLAGS,
     ]  # fmt: skip
-    options = ("--image=ghcr.io/me/a:1", "--elastic=2:3", f"--mount={tmp_path}", "--claim=c", "--format=json")
+    options = ("--image=ghcr.io/me/a:1", "--elastic=2:3", f"--mount={tmp_path}", "--claim=c")
     variables = ("--env=PAUSE_SECS=0.6", f"--env=FAULTS_DIR={tmp_path}", "--env=FAULTS=kill@13:2")
-    assert command.main(["kubernetes", *options, *variables, "--", *program]) == 0
+    assert command.main(["kubernetes", *options, *variables, "--format=json", "--", *program]) == 0
     manifest = json.loads(capsys.readouterr().out)
     (tmp_path / "pods").mkdir()
     names = ["pod0", "pod1", "pod2", "pod1b"]
@@ -36,7 +36,7 @@ def pods(capsys, tmp_path):
 
 
 class PodJob(Job):
-    """A job whose launcher runs in the first pod."""
+    """A job with its launcher in the first pod."""
 
     def __init__(self, pods: Pods):
         self.model_dir = pods.directory.parent / "m"

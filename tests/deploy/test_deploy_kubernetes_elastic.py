@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from ctl.deploy import command
 from golden_cases import IMAGE, SHARED
-from test_deploy_kubernetes import make_documents, of_kind, pod_templates
+from test_deploy_kubernetes import make_documents, of_kind
 
 ELASTIC = "--elastic=2:4"
 PROGRAMS = ("ssh", "ssh-keygen", "sshd")
@@ -26,8 +26,8 @@ def test_each_pod_of_an_elastic_job_runs_the_script_with_the_program():
     assert container["env"] == [{"name": "A", "value": "b"}]  # no fixed list of peers
     files = of_kind(all_documents, "ConfigMap")["data"]
     assert list(files) == ["start.sh"]
-    volumes = {v["name"]: v for template in pod_templates(all_documents) for v in template["spec"]["volumes"]}
-    config_map, secret = volumes["elastic"]["projected"]["sources"]
+    [volume] = [v for v in job["template"]["spec"]["volumes"] if v["name"] == "elastic"]
+    config_map, secret = volume["projected"]["sources"]
     assert config_map["configMap"]["name"] == "flowers" and secret["secret"]["name"] == "flowers-ssh"
 
 

@@ -92,7 +92,8 @@ class Faulty(ctl.Trainer):
             keras.Input((4,)), keras.layers.Dense(self.width, activation="tanh"),
             keras.layers.Dropout(self.dropout, seed=3), keras.layers.Dense(1),
         ])  # fmt: skip
-        self.optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, DECAY_STEPS, 0.9))
+        rate = keras.optimizers.schedules.ExponentialDecay(0.05, DECAY_STEPS, 0.9)
+        self.optimizer = keras.optimizers.Adam(rate)
         self.seen = tf.Variable(
             tf.zeros([EXAMPLES]), trainable=False, aggregation=tf.VariableAggregation.SUM,
             synchronization=tf.VariableSynchronization.ON_READ,

@@ -19,7 +19,7 @@ KEY = "ssh-privatekey"  # in the Secret
 _LAUNCHER_SECS = 10  # after the workers have saved, for the launcher to exit
 
 
-def check_options(line: CommandLine) -> None:
+def check_elastic_job(line: CommandLine) -> None:
     """Sets --workers to MAX. Raises UsageError for options that an elastic job does not support."""
     options = line.options
     if parse_worker_range("--elastic", options.elastic).maximum < 2:

@@ -62,7 +62,7 @@ def read_job(line: CommandLine) -> KubernetesJob:
     options = line.options
     _check_flavor(line)
     if options.elastic:
-        elastic.check_options(line)
+        elastic.check_elastic_job(line)
     if options.claim and options.storage:
         raise UsageError(
             "--claim cannot be combined with --storage; expected an existing volume, or a size for a new "

@@ -2,7 +2,7 @@
 
 from ctl.deploy import args
 from ctl.deploy.args import Option
-from ctl.deploy.validators import integer_option, pattern_option, worker_range
+from ctl.deploy.validators import integer_option, pattern_option, range_option
 
 KUBERNETES_EXAMPLE = (
     "ctl deploy kubernetes --image=ghcr.io/me/flowers:1 --workers=2 --storage=10Gi "
@@ -51,7 +51,7 @@ def parser() -> args.Parser:
         Option("--runtime", "existing ClusterTrainingRuntime for a trainjob", "NAME", _object),
         Option("--tensorboard", "add a pod with TensorBoard"),
         Option("--max_restarts", "restarts of all pods after a failure", "N", integer_option(0, 1000), 3),
-        Option("--elastic", "elastic job, which continues while MIN pods remain", "MIN:MAX", worker_range),
+        Option("--elastic", "elastic job, which continues while MIN pods remain", "MIN:MAX", range_option),
     )
     argument_parser.add(
         "each pod",
