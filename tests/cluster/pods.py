@@ -61,10 +61,16 @@ class Pods(SshHosts):
             raise
         return self
 
-    def start(self, name: str) -> subprocess.Popen:
-        """Starts a pod. Returns its process, which ends with the exit code of the pod."""
+    def start(self, name: str, *, is_listed: bool = True) -> subprocess.Popen:
+        """Starts a pod. Returns its process, which ends with the exit code of the pod.
+
+        Args:
+          name: Name of the pod.
+          is_listed: False if `publish` adds its address to the list later.
+        """
         self._running.append(name)
-        self._publish()
+        if is_listed:
+            self.publish()
         variables = {**self._environ, "JOB_COMPLETION_INDEX": name[3], "HOME": str(self.home(name))}
         with self.log(name).open("wb") as log:
             self._processes[name] = subprocess.Popen(
@@ -84,7 +90,7 @@ class Pods(SshHosts):
         """Kills all processes of a pod and removes its address from the list."""
         self.stop(name)
         self._running.remove(name)
-        self._publish()
+        self.publish()
 
     def terminate(self, name: str) -> None:
         """Sends SIGTERM to the first process of a pod, as Kubernetes does."""
@@ -92,7 +98,8 @@ class Pods(SshHosts):
         [child] = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         os.kill(int(child), signal.SIGTERM)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Writes the list of addresses."""
         lines = [f"{self.address[name]} {self._job}" for name in self._running]
         for name in self.address:
             (self.etc(name) / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")

@@ -26,7 +26,7 @@ def pods(capsys, tmp_path):
         f"--train_steps={training.STEPS}", *training.OPTIONS, *FLAGS,
     ]  # fmt: skip
     options = ("--image=ghcr.io/me/a:1", "--elastic=2:3", f"--mount={tmp_path}", "--claim=c")
-    variables = ("--env=PAUSE_SECS=0.6", f"--env=FAULTS_DIR={tmp_path}", "--env=FAULTS=kill@13:2")
+    variables = ("--env=PAUSE_SECS=2.5", f"--env=FAULTS_DIR={tmp_path}", "--env=FAULTS=kill@3:2")
     assert command.main(["kubernetes", *options, *variables, "--format=json", "--", *program]) == 0
     manifest = json.loads(capsys.readouterr().out)
     (tmp_path / "pods").mkdir()
@@ -41,13 +41,15 @@ class PodJob(Job):
     def __init__(self, pods: Pods):
         self.model_dir = pods.directory.parent / "m"
         self._output = pods.log("pod0")
-        self.pods = {name: pods.start(name) for name in ("pod1", "pod2", "pod0")}
+        self.pods = {name: pods.start(name, is_listed=False) for name in ("pod1", "pod2", "pod0")}
         self.process = self.pods["pod0"]
+        self.wait_for(lambda: "Waiting for the addresses of the Service" in self.output)
+        pods.publish()
 
 
 def test_a_lost_worker_and_a_replaced_pod_do_not_end_the_job(pods, unbroken):  # noqa: F811
     job = PodJob(pods)
-    job.wait_for_step(15, size=2)  # one worker was killed, its pod still runs
+    job.wait_for_step(4, size=2)  # one worker was killed, its pod still runs
     job.wait_for(lambda: any(fact.get("process") == 3 and fact.get("size") == 3 for fact in job.facts))
     pods.delete("pod1")
     job.wait_for(lambda: job.facts[-1].get("size") == 2)

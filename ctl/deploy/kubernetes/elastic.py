@@ -11,11 +11,12 @@ from typing import Any
 
 from ctl.deploy.args import CommandLine
 from ctl.deploy.manifest import Document, fill_documents, fill_text
-from ctl.errors import EXIT_PREEMPTED, EXIT_USAGE, UsageError
+from ctl.errors import EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE, UsageError
 from ctl.setting_values import parse_worker_range
 
 SCRIPT = "/etc/ctl-elastic/start.sh"
 KEY = "ssh-privatekey"  # in the Secret
+_RESOLVE_SECS = 300  # until the name server has an address of the Service
 _LAUNCHER_SECS = 10  # after the workers have saved, for the launcher to exit
 
 
@@ -53,7 +54,9 @@ def build_config_map(values: Mapping[str, Any], options: Namespace) -> list[Docu
     script_values = {
         **values,
         "exit_preempted": EXIT_PREEMPTED,
+        "exit_retry": EXIT_RETRY,
         "exit_usage": EXIT_USAGE,
+        "resolve_secs": _RESOLVE_SECS,
         "worker_grace_secs": max(1, options.grace_secs - _LAUNCHER_SECS),
     }
     script = fill_text("kubernetes_elastic.sh", script_values)

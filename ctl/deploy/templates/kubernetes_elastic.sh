@@ -33,13 +33,24 @@ Host *
   IdentityFile "$directory/key"
   UserKnownHostsFile "$directory/known_hosts"
 END
-  # Without an answer of the name server the list of pods remains as it is.
+  # If the name server does not answer later, the list of pods remains as it is.
   cat > "$directory/hosts.sh" << END
 #!/bin/sh
 pods=\$(getent ahostsv4 <name>) || exit 1
 echo "\$pods" | cut -d " " -f 1 | sort -u
 END
   chmod 700 "$directory/hosts.sh"
+  # The name server learns the address of a new pod after a delay.
+  delay_secs=0
+  until "$directory/hosts.sh" > /dev/null; do
+    if [ $delay_secs = 0 ]; then echo "Waiting for the addresses of the Service <name>."; fi
+    if [ $delay_secs -ge <resolve_secs> ]; then
+      echo "The name server has no address of the Service <name> after <resolve_secs> s." >&2
+      exit <exit_retry>
+    fi
+    sleep 1
+    delay_secs=$((delay_secs + 1))
+  done
   exec ctl launch --workers=<elastic> --max_restarts=<max_restarts> --grace_secs=<worker_grace_secs> \
     --host_discovery="$directory/hosts.sh" -- "$@"
 fi
