@@ -1,4 +1,6 @@
-"""Rendezvous of the ranks: each rank listens, and connects to rank 0 and to its lower partners.
+"""Rendezvous of the ranks: each rank listens, and connects to its parent and to its lower partners.
+
+The parent in the tree of `control_tree` is rank 0 for up to 33 ranks.
 
 Both ends authenticate with the job's secret (`ctl.io.authenticated_channel`). A rank refuses peers with
 another protocol version, number of ranks, generation or assignment of ranks to machines. No port is open
@@ -19,9 +21,10 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
+from ctl.collectives.control_tree import ControlTree
 from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.errors import HorovodInternalError, PortInUseError
-from ctl.collectives.partners import num_controls, partners_of
+from ctl.collectives.partners import partners_of
 from ctl.collectives.ranks import Ranks
 from ctl.collectives.settings import Settings
 from ctl.errors import UsageError
@@ -35,11 +38,11 @@ from ctl.io.rendezvous import (
     split_address,
 )
 
-_PROTOCOL = 8
+_PROTOCOL = 9
 _LOG_INTERVAL_SECS = 30.0
 _POLL_INTERVAL_SECS = 0.1
 _MIN_RETRY_SECS = 0.05
-_CALL_INTERVAL_SECS = 0.0005  # between two calls of rank 0 by any ranks
+_CALL_INTERVAL_SECS = 0.0005  # between two calls of a rank by any of its children
 _MIN_QUEUED_CALLS = 128  # calls that the queue of a listening socket holds also with older kernels
 
 
@@ -48,9 +51,9 @@ class Connections:
     """Connections of one rank after the rendezvous.
 
     Attributes:
-      control: Connection to the coordinator on rank 0.
+      control: Connection to the parent, or to the coordinator on this rank.
       peers: Rank -> connection to it.
-      accepted: On rank 0: rank -> its control connection.
+      accepted: Rank -> its control connection, for the children. On rank 0 also for this rank.
     """
 
     control: socket.socket
@@ -63,38 +66,38 @@ class Connections:
             sock.close()
 
 
-def list_calls(rank: int, peers: Set[int], *, is_late: bool = False) -> list[tuple[str, int]]:
+def list_calls(rank: int, peers: Set[int], parent: int | None = None) -> list[tuple[str, int]]:
     """Returns the connections that a rank requests, in order: role "control" or "peer", and called rank.
 
     Args:
       rank: The rank.
       peers: Ranks to which it connects. The higher ones call it.
-      is_late: True for connections after the start, without one to the coordinator on rank 0.
+      parent: Rank to which it sends its requests. None: it is connected already, or this is rank 0.
     """
     calls = [("peer", peer) for peer in sorted(peers) if peer < rank]
-    return calls if is_late or rank == 0 else [("control", 0), *calls]
+    return calls if parent is None else [("control", parent), *calls]
 
 
 def max_pause_secs(role: str, count: int) -> float:
     """Returns the maximum pause of a caller (seconds).
 
-    All ranks call rank 0, at most 2,000 times per second together while it does not listen.
+    All children call their parent, at most 2,000 times per second together while it does not listen.
 
     Args:
       role: Role of the connection, as in `list_calls`.
-      count: Number of ranks.
+      count: Number of children of the called rank.
     """
     return max(_MIN_RETRY_SECS, count * _CALL_INTERVAL_SECS) if role == "control" else _MIN_RETRY_SECS
 
 
 def max_delay_secs(count: int) -> float:
-    """Returns the maximum delay of the first call of rank 0 (seconds).
+    """Returns the maximum delay of the first call of the parent (seconds).
 
     Many ranks that start at the same time must not fill the queue of the listening socket, because the
     kernel then repeats their calls after a second or more.
 
     Args:
-      count: Number of ranks.
+      count: Number of its children.
     """
     return max(0, count - _MIN_QUEUED_CALLS) * _CALL_INTERVAL_SECS
 
@@ -102,7 +105,7 @@ def max_delay_secs(count: int) -> float:
 def connect_ranks(
     ranks: Ranks, settings: Settings, lost: Callable[[], str] = str, server: socket.socket | None = None
 ) -> Connections:
-    """Connects this rank to rank 0 and to its partners. Blocks until it has all connections.
+    """Connects this rank to its parent and to its partners. Blocks until it has all connections.
 
     Args:
       ranks: Ranks of this process.
@@ -150,7 +153,7 @@ def connect_peers(
 
 
 class _Rendezvous:
-    """Connections of this rank to the ranks `peers` and, unless `is_late`, to the coordinator on rank 0."""
+    """Connections of this rank to the ranks `peers` and, unless `is_late`, in the tree of requests."""
 
     def __init__(
         self,
@@ -164,13 +167,14 @@ class _Rendezvous:
     ):
         self._ranks = ranks
         self._expected_peers, self._is_late = peers, is_late
+        self._tree = ControlTree(ranks.size, settings.fanout)
         self._lost = lost
         self._settings = settings
         self._deadline = Deadline(settings.start_timeout, _LOG_INTERVAL_SECS, has_backoff=False)
         self.peers: dict[int, socket.socket] = {}
         self.accepted: dict[int, socket.socket] = {}
         self.control: socket.socket | None = None
-        check_descriptors(len(peers), 0 if is_late else num_controls(ranks.rank, ranks.size))
+        check_descriptors(len(peers), 0 if is_late else self._tree.num_connections(ranks.rank))
         self._call_error = ""  # error of the latest connection attempt
         self._listener = Listener(
             server or self._create_listening_socket(), self._endpoint(ranks.rank), self._check_claim
@@ -194,11 +198,13 @@ class _Rendezvous:
     def _connect_all(self) -> None:
         """Connects to the lower ranks and accepts the connections of the higher ones."""
         rank = self._ranks.rank
-        calls = list_calls(rank, self._expected_peers, is_late=self._is_late)
+        parent = None if self._is_late or rank == 0 else self._tree.parent(rank)
+        calls = list_calls(rank, self._expected_peers, parent)
         if rank == 0 and not self._is_late:
             self.accepted[0], self.control = socket.socketpair()
-        elif not self._is_late:
-            time.sleep(random.SystemRandom().uniform(0, max_delay_secs(self._ranks.size)))
+        elif parent is not None:
+            num_callers = len(self._tree.children(parent))
+            time.sleep(random.SystemRandom().uniform(0, max_delay_secs(num_callers)))
         caller: Caller | None = None
         while not self._is_complete():
             if calls:
@@ -236,9 +242,9 @@ class _Rendezvous:
         return has_peers and (self._is_late or (self.control is not None and not self._missing_callers()))
 
     def _missing_callers(self) -> set[int]:
-        """Returns the ranks that have not connected to the coordinator on this rank yet."""
-        has_coordinator = self._ranks.rank == 0 and not self._is_late
-        return set(range(self._ranks.size)) - self.accepted.keys() if has_coordinator else set()
+        """Returns the children that have not connected yet."""
+        children = () if self._is_late else self._tree.children(self._ranks.rank)
+        return set(children) - self.accepted.keys()
 
     def _endpoint(self, rank: int) -> Endpoint:
         return Endpoint(self._settings.secret, "ranks", f"rank {rank}")
@@ -267,7 +273,7 @@ class _Rendezvous:
     def _create_caller(self, role: str, rank: int) -> Caller:
         claim = {"role": role, "rank": self._ranks.rank, **self._common_claim()}
         address = split_address(self._ranks.addresses[rank])
-        pause_secs = max_pause_secs(role, self._ranks.size)
+        pause_secs = max_pause_secs(role, len(self._tree.children(rank)))
         return Caller(address, self._endpoint(rank), claim, pause_secs=pause_secs)
 
     def _connect(self, caller: Caller, rank: int) -> socket.socket | None:
@@ -286,6 +292,7 @@ class _Rendezvous:
             "protocol": _PROTOCOL,
             "size": ranks.size,
             "generation": ranks.generation,
+            "fanout": self._settings.fanout,
             "machines": zlib.crc32(repr(ranks.machine_by_rank).encode()),  # the size of a claim is limited
         }
 
@@ -314,8 +321,11 @@ class _Rendezvous:
                     text, can_retry=claim.get("generation") != self._ranks.generation
                 )
         role, rank, ranks = claim.get("role"), claim.get("rank"), self._ranks
-        if role == "control" and ranks.rank:
-            return ChannelRefusedError(f"{ranks.addresses[ranks.rank]} is rank {ranks.rank}, not rank 0.")
+        if role == "control" and type(rank) is int and 0 < rank < ranks.size:
+            parent = self._tree.parent(rank)
+            if ranks.rank != parent:
+                text = f"{ranks.addresses[ranks.rank]} is rank {ranks.rank}, not rank {parent}."
+                return ChannelRefusedError(text)
         if type(rank) is not int or not ranks.rank < rank < ranks.size:
             last = ranks.size - 1
             return ChannelRefusedError(

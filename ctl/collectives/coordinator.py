@@ -11,13 +11,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctl.collectives.control_tree import ControlTree
 from ctl.collectives.frames import Inbox, Lost, Outbox
+from ctl.collectives.group_outbox import GroupOutbox, MemberOutbox
 from ctl.collectives.heartbeats import PAUSE_SECS
 from ctl.collectives.late_links import PortExchange
 from ctl.collectives.negotiation import Negotiation
+from ctl.collectives.relays import RankMessages, unpack_messages
 from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
@@ -30,24 +33,43 @@ _RETRY_SECS = 0.01
 
 
 class Coordinator:
-    """Thread that exchanges messages with all ranks, over one socket per rank.
+    """Thread that exchanges messages with all ranks, over one socket per subtree.
 
     Args:
-      sockets: Rank -> connection, including this rank.
+      sockets: Rank -> connection, for this rank and its children in the tree.
       settings: Timeouts.
       timeline: Trace of the negotiation.
+      tree: Tree of all ranks. None: each rank has a socket.
     """
 
-    def __init__(self, sockets: Mapping[int, socket.socket], settings: Settings, timeline: Timeline):
+    def __init__(
+        self,
+        sockets: Mapping[int, socket.socket],
+        settings: Settings,
+        timeline: Timeline,
+        tree: ControlTree | None = None,
+    ):
         self._sockets = dict(sockets)
         self._timeline = timeline
-        self._negotiation = Negotiation(len(sockets), settings, timeline)
+        self._tree = tree or ControlTree(len(sockets), fanout=len(sockets))
+        # the ranks that each socket reaches
+        self._members = {rank: self._tree.members(rank) if rank else range(1) for rank in sockets}
+        self._full_roots: set[int] = set()  # of sockets that cannot take all bytes of their outbox
+        self._negotiation = Negotiation(self._tree.count, settings, timeline)
+        for members in self._tree.subtrees(0):
+            if len(members) > 1:
+                group = GroupOutbox()
+                for rank in members:
+                    outbox = MemberOutbox(group, rank, is_root=rank == members[0])
+                    self._negotiation.outboxes[rank] = outbox
         self._inboxes = {rank: Inbox() for rank in sockets}
         self._port_exchange = PortExchange()
         self._templates: dict[tuple[int, int], Request] = {}  # (rank, id) -> complete request
+        self._equal_templates: dict[tuple, Request] = {}
+        self._newest_requests: dict[int, Request] = {}  # id(template) -> newest request that refers to it
         self._heartbeat_timeout_secs = settings.heartbeat_timeout
         now_secs = time.monotonic()
-        self._last_received_at = dict.fromkeys(sockets, now_secs)
+        self._last_received_at = dict.fromkeys(range(self._tree.count), now_secs)
         self._last_heartbeat_at = self._last_poll_at = now_secs
         self._selector = selectors.DefaultSelector()
         for rank, sock in self._sockets.items():
@@ -99,7 +121,7 @@ class Coordinator:
 
     def _coordinate(self) -> None:
         negotiation = self._negotiation
-        while len(negotiation.departed) < len(self._sockets) or any(negotiation.outboxes.values()):
+        while len(negotiation.departed) < self._tree.count or any(negotiation.outboxes.values()):
             for key, events in self._selector.select(_TICK_SECS):
                 if events & selectors.EVENT_READ:
                     self._read(key.data)
@@ -121,10 +143,10 @@ class Coordinator:
         if now_secs - self._last_heartbeat_at < self._heartbeat_timeout_secs / _HEARTBEATS_PER_TIMEOUT:
             return
         self._last_heartbeat_at = now_secs
-        for rank in self._sockets.keys() - self._negotiation.departed.keys():
+        for rank in sorted(self._last_received_at.keys() - self._negotiation.departed.keys()):
             silent_secs = now_secs - self._last_received_at[rank]
             if silent_secs > self._heartbeat_timeout_secs:
-                self._remove_rank(rank, f"died (silent for {silent_secs:.0f} s)", is_lost=True)
+                self._disconnect(rank, f"silent for {silent_secs:.0f} s")
             else:
                 self._negotiation.outboxes[rank].put({"type": "alive"})
 
@@ -134,28 +156,55 @@ class Coordinator:
         try:
             inbox.read(self._sockets[rank])
             for header, payload in inbox.messages():
-                self._handle_message(rank, header, payload)
+                self._handle_messages(unpack_messages(rank, header, payload))
         except Lost as e:
-            self._remove_rank(rank, f"died ({e})", is_lost=True)
+            self._disconnect(rank, str(e))
 
     def _write(self, rank: int) -> None:
         outbox, sock = self._negotiation.outboxes[rank], self._sockets[rank]
+        if not (outbox or rank in self._full_roots):
+            return
         try:
             outbox.write(sock)
         except Lost as e:
-            self._negotiation.outboxes[rank] = Outbox()
-            if rank not in self._negotiation.departed:
+            for member in self._members[rank]:
+                self._negotiation.outboxes[member] = Outbox()
+            if self._is_open(rank):
                 self._read(rank)  # its last message may announce its shutdown
-            self._remove_rank(rank, f"died ({e})", is_lost=True)
+            self._disconnect(rank, str(e))
             return
-        if rank not in self._negotiation.departed:
+        if bool(outbox) != (rank in self._full_roots) and self._is_open(rank):
             read_and_write = selectors.EVENT_READ | selectors.EVENT_WRITE
             self._selector.modify(sock, read_and_write if outbox else selectors.EVENT_READ, rank)
+            self._full_roots ^= {rank}
 
-    def _handle_message(self, rank: int, header: dict[str, Any], payload: bytes) -> None:
-        message_type = header.pop("type")
+    def _handle_messages(self, messages: RankMessages) -> None:
+        """Processes equal messages of some ranks."""
+        header, message_type = messages.header, messages.header["type"]
+        now_secs = time.monotonic()
+        for rank in messages.ranks:
+            self._last_received_at[rank] = now_secs
+        if message_type == "several":
+            start = 0
+            for request_header in header["of"]:
+                end = start + request_header["size"]
+                payloads = [payload[start:end] for payload in messages.payloads]
+                self._handle_requests(messages.ranks, request_header, payloads)
+                start = end
+        elif message_type in ("again", "template", "ask"):
+            self._handle_requests(messages.ranks, header, messages.payloads)
+        else:
+            for rank in messages.ranks:
+                self._handle_message(rank, header)
+
+    def _handle_message(self, rank: int, header: dict[str, Any]) -> None:
+        message_type = header["type"]
         if message_type == "leave":
             self._remove_rank(rank, "has left", is_lost=False)
+            for member in self._members_below(rank):
+                self._negotiation.outboxes[member].put({"type": "ending"})
+        elif message_type == "gone":
+            self._disconnect(rank, header["why"])
         elif message_type == "broken":
             self._negotiation.notify_lost_rank(header["rank"], header["why"])
         elif message_type == "listening":
@@ -167,32 +216,50 @@ class Coordinator:
             self._negotiation.agreement.interrupt()
         elif message_type == "network":
             self._negotiation.network = NetworkCosts.of_header(header)
-        elif message_type == "alive":
-            return
-        elif message_type == "several":
-            start = 0
-            for request_header in header["of"]:
-                size = request_header.get("size", 0)
-                self._handle_request(
-                    rank, request_header.pop("type"), request_header, payload[start : start + size]
-                )
-                start += size
-        else:
-            self._handle_request(rank, message_type, header, payload)
 
-    def _handle_request(self, rank: int, request_type: str, header: dict[str, Any], payload: bytes) -> None:
-        header.pop("size")
-        if request_type == "again":
-            request = self._templates[rank, header["as"]].with_id(header["id"])
-        else:
-            request = Request(**header)
-        if request_type == "template":
-            self._templates[rank, request.id] = request
-        self._negotiation.add_request(rank, request, payload)
+    def _handle_requests(
+        self, ranks: Sequence[int], header: dict[str, Any], payloads: Sequence[bytes]
+    ) -> None:
+        """Adds requests with equal headers. References may refer to different requests of the ranks."""
+        for rank, payload in zip(ranks, payloads, strict=True):
+            if header["type"] == "again":
+                request = self._refer(self._templates[rank, header["as"]], header["id"])
+            else:
+                fields = {name: value for name, value in header.items() if name not in ("type", "size")}
+                request = Request(**fields)
+            if header["type"] == "template":
+                request = self._equal_templates.setdefault((request.key, request.id), request)
+                self._templates[rank, request.id] = request
+            self._negotiation.add_request(rank, request, payload)
+
+    def _refer(self, template: Request, number: int) -> Request:
+        """Returns a request that is equal to a template, one object for ranks with equal numbers."""
+        newest = self._newest_requests.get(id(template))
+        if newest is None or newest.id != number:
+            newest = self._newest_requests[id(template)] = template.with_id(number)
+        return newest
+
+    def _disconnect(self, rank: int, reason: str) -> None:
+        """Removes a rank whose connection has ended, and the ranks below it."""
+        self._remove_rank(rank, f"died ({reason})", is_lost=True)
+        is_lost = rank in self._negotiation.lost_ranks
+        below_reason = f"is unreachable: rank {rank} died" if is_lost else "has left"
+        for member in self._members_below(rank):
+            self._remove_rank(member, below_reason, is_lost=is_lost)
 
     def _remove_rank(self, rank: int, reason: str, *, is_lost: bool) -> None:
         if rank in self._negotiation.departed:
             return
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(self._sockets[rank])
         self._negotiation.remove_rank(rank, reason, is_lost=is_lost)
+        root = next(root for root, members in self._members.items() if rank in members)
+        if not self._is_open(root):
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(self._sockets[root])
+
+    def _members_below(self, rank: int) -> range:
+        """Returns the ranks that send their messages through a rank other than 0."""
+        return self._tree.members(rank)[1:] if rank else range(0)
+
+    def _is_open(self, root: int) -> bool:
+        """Returns True if a rank that is reached by a socket has not departed."""
+        return any(rank not in self._negotiation.departed for rank in self._members[root])

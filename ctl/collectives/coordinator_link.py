@@ -1,4 +1,4 @@
-"""Connection of a rank to the coordinator on rank 0."""
+"""Connection of a rank to the coordinator on rank 0, in large groups through other ranks."""
 
 import contextlib
 import select
@@ -20,15 +20,17 @@ class CoordinatorLink:
     """Messages between this rank and rank 0. One thread reads them.
 
     Args:
-      sock: Connection to rank 0.
+      sock: Connection to rank 0 or to the parent.
       rank: This rank.
       settings: Timeouts.
       handle_message: Called for each message (header, payload) that concerns collectives.
+      parent: Rank at the other end of the connection.
 
     Attributes:
       channel: Channel for messages to rank 0.
       outgoing: Requests of this rank.
       heartbeats: Heartbeats of this rank.
+      parent: Rank at the other end of the connection.
       is_released: True if rank 0 has released this rank: no collective is pending.
     """
 
@@ -38,11 +40,12 @@ class CoordinatorLink:
         rank: int,
         settings: Settings,
         handle_message: Callable[[dict[str, Any], bytes], None],
+        parent: int = 0,
     ):
         self.channel = Channel(sock)
         self.outgoing = Outgoing(self.channel)
-        self.heartbeats = Heartbeats(settings.heartbeat_timeout, self.channel.send)
-        self.is_released = False
+        self.heartbeats = Heartbeats(settings.heartbeat_timeout, self.channel.send, parent)
+        self.is_released, self.parent = False, parent
         self._settings, self._handle_message = settings, handle_message
         self._shutdown_secs = settings.stall_shutdown if rank else 0.0
         self._waited_at = time.monotonic()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from ctl.collectives import bootstrap, inline, transfers
 from ctl.collectives.arithmetic import MAX, SUM, dtype_name
+from ctl.collectives.control_tree import ControlTree
 from ctl.collectives.coordinator import Coordinator
 from ctl.collectives.coordinator_link import CoordinatorLink
 from ctl.collectives.errors import HorovodInternalError, create_error
@@ -25,6 +26,7 @@ from ctl.collectives.mesh import Mesh
 from ctl.collectives.network_measurement import measure_network
 from ctl.collectives.pending import CreateError, Pending, Plane, execute_alone, split_pending
 from ctl.collectives.ranks import Ranks
+from ctl.collectives.relays import start_relay
 from ctl.collectives.repetition import RepeatedUnit, Repetition
 from ctl.collectives.requests import Layout, Request
 from ctl.collectives.settings import Settings
@@ -78,7 +80,10 @@ class Engine:
         if ranks.size == 1:
             return
         connections = bootstrap.connect_ranks(ranks, settings, lost, server)
-        self._control = CoordinatorLink(connections.control, ranks.rank, settings, self._handle_message)
+        tree = ControlTree(ranks.size, settings.fanout)
+        control, self._relay = start_relay(tree, ranks.rank, connections.control, connections.accepted)
+        parent = tree.parent(ranks.rank)
+        self._control = CoordinatorLink(control, ranks.rank, settings, self._handle_message, parent)
         self._scheduled: deque[dict[str, Any]] = deque()  # messages of rank 0 to execute in order
         send, receive = self._control.channel.send, self._control.wait_and_read
         self._repetition = Repetition(
@@ -89,7 +94,7 @@ class Engine:
             self._mesh = Mesh(
                 ranks.rank,
                 connections.peers,
-                connections.control,
+                control,
                 self._control.read_during_exchange,
                 self._check_progress,
                 settings,
@@ -101,7 +106,7 @@ class Engine:
             connections.close()
             raise HorovodInternalError(f"rank {e.args[1]} is gone ({e.args[0]}).") from e
         if ranks.rank == 0:
-            self._coordinator = Coordinator(connections.accepted, settings, self.timeline)
+            self._coordinator = Coordinator(connections.accepted, settings, self.timeline, tree)
             self._coordinator.start()
         self._thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
         self._thread.start()
@@ -202,7 +207,9 @@ class Engine:
         self._fail_group(self._create_error("LOST", error_message))
 
     def close(self, *, linger: bool = False) -> None:
-        """Leaves the group and notifies the other ranks. With `linger`, rank 0 waits until all have left.
+        """Leaves the group and notifies the other ranks.
+
+        With `linger`, a rank waits until all ranks below it have left.
 
         Blocks until the other ranks have received the data of this rank for all scheduled collectives, or
         until no byte was transferred for some seconds.
@@ -224,9 +231,9 @@ class Engine:
         ):
             self._thread.join(_JOIN_SECS)
         sockets = self._mesh.sockets
-        if self._coordinator is not None:
-            self._coordinator.join(_LEAVE_SECS if linger else 0.2)
-            sockets += self._coordinator.remote_sockets
+        if (intermediary := self._coordinator or self._relay) is not None:
+            intermediary.join(_LEAVE_SECS if linger else 0.2)
+            sockets += intermediary.remote_sockets
         if is_healthy:
             wait_until_received(sockets, _LEAVE_SECS)
         self._control.channel.end()
@@ -253,7 +260,7 @@ class Engine:
                     self._control.restart_wait()
             self._fail_group(self._create_error("LOST", _HAS_LEFT))
         except Lost as e:
-            rank = e.args[1] if len(e.args) > 1 else 0
+            rank = e.args[1] if len(e.args) > 1 else self._control.parent
             error_message = f"rank {rank} is gone ({e.args[0]})."
             if len(e.args) > 1 and not self._has_left:
                 error_message = self._control.report(rank, error_message)
@@ -321,6 +328,7 @@ class Engine:
 
     def _begin(self, header: dict[str, Any]) -> None:
         start_secs = time.monotonic()
+        header.setdefault("ranks", range(self.ranks.size))
         pending_collectives = [self._pending[number] for number in header["ids"]]
         if self.plane is not None and pending_collectives[0].tensors:
             self.plane.begin(pending_collectives, header)

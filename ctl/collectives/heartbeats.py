@@ -21,13 +21,15 @@ class Heartbeats:
     Args:
       timeout_secs: Rank 0 is lost after this time without a message (seconds). 0 disables heartbeats.
       send: Sends a message to rank 0. Raises Lost if the connection has ended.
+      parent: Rank at the other end of the connection, which relays the messages if it is not rank 0.
 
     Attributes:
       is_ending: True if rank 0 has left, so that it may be silent.
     """
 
-    def __init__(self, timeout_secs: float, send: Callable[[dict[str, Any]], None]):
+    def __init__(self, timeout_secs: float, send: Callable[[dict[str, Any]], None], parent: int = 0):
         self._timeout_secs, self._send = timeout_secs, send
+        self._source = f"rank {parent} or rank 0" if parent else "rank 0"
         self._last_received_at = self._last_sent_at = self._last_poll_at = time.monotonic()
         self.is_ending = False
 
@@ -48,4 +50,4 @@ class Heartbeats:
             self._send({"type": "alive"})
         silent_secs = now_secs - self._last_received_at
         if silent_secs > limit_secs and not self.is_ending:
-            raise GroupFailedError(f"rank 0 has been silent for {silent_secs:.0f} s.")
+            raise GroupFailedError(f"{self._source} has been silent for {silent_secs:.0f} s.")

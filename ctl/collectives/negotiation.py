@@ -6,6 +6,7 @@ from typing import Any
 
 from ctl.collectives import inline, requests
 from ctl.collectives.frames import Outbox
+from ctl.collectives.group_outbox import MemberOutbox
 from ctl.collectives.lines import Lines
 from ctl.collectives.requests import FAILED_PRECONDITION, Request, format_ranks
 from ctl.collectives.sequences import SequenceAgreement, Unit
@@ -31,15 +32,16 @@ class Negotiation:
     Attributes:
       outboxes: Rank -> messages to send.
       departed: Rank that has left or is lost -> reason.
+      lost_ranks: The lost ones.
       agreement: Agreement of the ranks on a repeated sequence of collectives.
       network: Costs from which all ranks select algorithms.
     """
 
     def __init__(self, size: int, settings: Settings, timeline: Timeline):
-        self.outboxes = {rank: Outbox() for rank in range(size)}
+        self.outboxes: dict[int, Outbox | MemberOutbox] = {rank: Outbox() for rank in range(size)}
         self.departed: dict[int, str] = {}
         self.network = ONE_MACHINE
-        self._lost_ranks: set[int] = set()
+        self.lost_ranks: set[int] = set()
         self._settings = settings
         self._timeline = timeline
         self._table = Table(size)
@@ -105,7 +107,7 @@ class Negotiation:
         """
         self.agreement.cancel()
         if is_lost:
-            self._lost_ranks.add(rank)
+            self.lost_ranks.add(rank)
             self.departed[rank] = reason
             self.notify_lost_rank(rank, f"rank {rank} {reason}")
         else:
@@ -212,10 +214,9 @@ class Negotiation:
                 self._fail_for_departed(departed_members, pending_round)
 
     def _fail_for_departed(self, departed_members: list[int], failed_round: Round) -> None:
-        reason = self.departed[departed_members[0]]
-        is_lost = departed_members[0] in self._lost_ranks
-        hint = "." if is_lost else f": its script has ended or failed. {_HINT}"
-        message = f"{failed_round.any_request}: {format_ranks(departed_members)} {reason}{hint}"
+        first = next(rank for rank in self.departed if rank in departed_members)  # the others may follow it
+        hint = "." if first in self.lost_ranks else f": its script has ended or failed. {_HINT}"
+        message = f"{failed_round.any_request}: rank {first} {self.departed[first]}{hint}"
         self._fail_round(failed_round, "LOST", message)
 
     def _fail_round(self, failed_round: Round, code: str, message: str) -> None:
@@ -272,13 +273,16 @@ class Negotiation:
 
     def _schedule_batch(self, batch: list[Round]) -> None:
         """Instructs the ranks to execute the collectives of a batch without the coordinator."""
-        ranks = self._table.sets[batch[0].process_set]
+        process_set, headers = batch[0].process_set, dict[tuple[int, ...], dict[str, Any]]()
+        ranks = self._table.sets[process_set]
+        members = {"ranks": ranks} if process_set else {}  # the message for all ranks does not list them
         varying_fields = _collect_varying_fields([batch[0].requests[rank] for rank in ranks])
         varying_fields |= _selection(self._settings.algorithm, self.network)
         for rank in ranks:
-            ids = [batch_round.requests[rank].id for batch_round in batch]
-            header = {"type": "begin", "ids": ids, "ranks": ranks, **varying_fields}
-            self.outboxes[rank].put(header)
+            ids = tuple(batch_round.requests[rank].id for batch_round in batch)
+            if ids not in headers:
+                headers[ids] = {"type": "begin", "ids": ids, **members, **varying_fields}
+            self.outboxes[rank].put(headers[ids])
         self._add_unit(batch)
 
     def _fail_deadlock(self, rounds: list[Round]) -> None:

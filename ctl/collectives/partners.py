@@ -24,11 +24,6 @@ def partners_of(count: int) -> tuple[frozenset[int], ...]:
     return tuple(frozenset(ranks) for ranks in partners)
 
 
-def num_controls(rank: int, count: int) -> int:
-    """Returns the number of connections of a rank to the coordinator, or of the coordinator on rank 0."""
-    return 1 if rank else count
-
-
 def active_rank(index: int, count: int) -> int:
     """Returns the rank with an index among the active ranks of recursive doubling.
 

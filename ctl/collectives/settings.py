@@ -4,11 +4,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ctl.collectives.control_tree import FANOUT
 from ctl.errors import UsageError
 
 PLANE_VARIABLE = "CTL_COLLECTIVES"
 _ORDER_VARIABLE = "CTL_HVD_ORDER_TIMEOUT_SECS"
-EQUAL_VARIABLES = (PLANE_VARIABLE, _ORDER_VARIABLE)  # the launcher copies them to all ranks
+_FANOUT_VARIABLE = "CTL_COLLECTIVE_FANOUT"
+EQUAL_VARIABLES = (
+    PLANE_VARIABLE,
+    _ORDER_VARIABLE,
+    _FANOUT_VARIABLE,
+)  # the launcher copies them to all ranks
 _PLANES = ("auto", "tcp", "mpi", "tensorflow")
 _ALGORITHM_VARIABLE = "CTL_COLLECTIVE_ALGORITHM"
 COLLECTIVE_ALGORITHMS = ("auto", "ring", "doubling", "halving", "machines")
@@ -35,6 +41,7 @@ class Settings:
         all-reduces distinguish "doubling", "halving" and "machines".
       agrees_once: If True, the ranks agree once on a repeated sequence of all-reduces. Only the setting of
         rank 0 has an effect.
+      fanout: Maximum number of ranks that send their requests to one rank, equal on all ranks.
       fusion_threshold: Maximum size of a fused message (bytes).
       cycle: Delay of small requests of a function, to fuse them.
       secret: Secret that the ranks of one job share.
@@ -52,6 +59,7 @@ class Settings:
     plane: str = "auto"
     algorithm: str = "auto"
     agrees_once: bool = True
+    fanout: int = FANOUT
     fusion_threshold: int = 128 << 20
     cycle: float = 0.001
     secret: bytes = b""
@@ -72,6 +80,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         plane=plane,
         algorithm=_read_choice(environ, _ALGORITHM_VARIABLE, COLLECTIVE_ALGORITHMS),
         agrees_once=_read_choice(environ, _AGREEMENT_VARIABLE, _AGREEMENTS) == "once",
+        fanout=max(1, int(_read_number(environ, _FANOUT_VARIABLE, FANOUT))),
         fusion_threshold=int(_read_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)),
         cycle=_read_number(environ, "HOROVOD_CYCLE_TIME", 1000 * Settings.cycle) / 1000,
         secret=environ.get("CTL_HVD_SECRET", "").encode(),

@@ -24,11 +24,12 @@ import tensorflow as tf
 from ctl.collectives import graph_errors, tensor_ops
 from ctl.collectives.arithmetic import SUM
 from ctl.collectives.calls import Call, CollectiveGroup, Members
+from ctl.collectives.control_tree import ControlTree
 from ctl.collectives.descriptors import check_descriptors
 from ctl.collectives.engine import Engine
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.failures import create_exception
-from ctl.collectives.partners import num_controls, partners_of
+from ctl.collectives.partners import partners_of
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import read_settings
 from ctl.collectives.transfer_costs import NetworkCosts
@@ -117,7 +118,7 @@ def _check_descriptors_of_all(topology: Topology, group: int) -> None:
     """Raises UsageError on all workers with the message of the first one that cannot open enough files."""
     try:
         rank, count = topology.worker_index, topology.num_workers
-        check_descriptors(len(partners_of(count)[rank]), num_controls(rank, count))
+        check_descriptors(len(partners_of(count)[rank]), ControlTree(count).num_connections(rank))
         message = ""
     except UsageError as e:
         message = f"worker {topology.worker_index}: {e}"

@@ -13,6 +13,7 @@ import time
 import numpy as np
 from absl import app, flags
 from ctl.collectives.arithmetic import SUM, to_numpy_dtype
+from ctl.collectives.control_tree import FANOUT
 from ctl.collectives.engine import Engine
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import Settings
@@ -24,7 +25,8 @@ _RANKS = flags.DEFINE_list("ranks", ["2", "4", "8", "16"], "Numbers of ranks.")
 _BYTES = flags.DEFINE_list("bytes", ["4", "65536", "1048576"], "Sizes of the array of each rank (bytes).")
 _ALGORITHMS = flags.DEFINE_list(
     "algorithms", ["ring", "auto", "repeated"],
-    "Algorithms; ratios are to the first one. `repeated`: auto, repeated without rank 0.",
+    "Algorithms; ratios are to the first one. `repeated`: auto, repeated without rank 0. `star`: auto, all "
+    "ranks send their requests to rank 0.",
 )  # fmt: skip
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds, in which the algorithms take turns.")
 _CALLS = flags.DEFINE_integer("calls", 100, "Calls per round.")
@@ -39,10 +41,10 @@ def measure(
     engines = {}
     for algorithm, sockets in servers.items():
         addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
-        is_repeated = algorithm == "repeated"
         settings = Settings(
-            algorithm="auto" if is_repeated else algorithm,
-            agrees_once=is_repeated,
+            algorithm="auto" if algorithm in ("repeated", "star") else algorithm,
+            agrees_once=algorithm == "repeated",
+            fanout=len(sockets) if algorithm == "star" else FANOUT,
             transport="tcp" if _SOCKETS.value else "memory",
         )
         engines[algorithm] = Engine(build_ranks(addresses, rank), settings, server=sockets[rank])

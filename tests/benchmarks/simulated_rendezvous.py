@@ -98,7 +98,8 @@ def measure_costs(cpu_secs_by_count: dict[int, float]) -> StartCosts:
     rows, values = [], []
     for count, cpu_secs in cpu_secs_by_count.items():
         partners = partners_of(count)
-        num_handshakes = sum(len(list_calls(rank, partners[rank])) for rank in range(count)) / count
+        calls = [list_calls(rank, partners[rank], 0 if rank else None) for rank in range(count)]
+        num_handshakes = sum(map(len, calls)) / count
         rows.append([1.0, statistics.mean(map(len, partners))])
         values.append(cpu_secs - num_handshakes * (caller_secs + listener_secs))
     rank_secs, link_secs = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)[0]

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from conftest import TIMEOUT_SECS, free_ports
 from ctl.collectives import bootstrap, ranks
+from ctl.collectives.control_tree import FANOUT
 from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.settings import Settings
 from ctl.errors import UsageError
@@ -23,7 +24,7 @@ from ctl.io.authenticated_channel import ChannelRefusedError, Endpoint, connect
 SECRET = b"known to this job only"
 CLAIM = {
     "role": "peer", "rank": 2, "protocol": bootstrap._PROTOCOL, "size": 3, "generation": 0,
-    "machines": zlib.crc32(b"(0, 0, 0)"),
+    "fanout": FANOUT, "machines": zlib.crc32(b"(0, 0, 0)"),
 }  # fmt: skip
 
 CHECK_WITH_A_LIMIT = """
@@ -111,7 +112,8 @@ def test_one_connection_joins_each_pair_of_ranks(hosts):
 
 
 @pytest.mark.parametrize(
-    ("field", "can_retry"), [("protocol", False), ("size", False), ("generation", True)]
+    ("field", "can_retry"),
+    [("protocol", False), ("size", False), ("fanout", False), ("generation", True)],
 )
 def test_a_rank_of_another_version_number_or_group_is_refused_by_name(field, can_retry):
     with waiting_rank(0) as addresses:
@@ -138,10 +140,10 @@ def test_a_rank_is_not_taken_for_another_one():
             bootstrap.connect_ranks(wrong_ranks, Settings(secret=SECRET, start_timeout=3.0))
 
 
-def test_a_rank_calls_the_coordinator_and_then_its_lower_peers():
-    assert bootstrap.list_calls(5, {7, 4, 0}) == [("control", 0), ("peer", 0), ("peer", 4)]
-    assert bootstrap.list_calls(5, {7, 4, 0}, is_late=True) == [("peer", 0), ("peer", 4)]
-    assert bootstrap.list_calls(0, {1, 2}) == bootstrap.list_calls(0, {1, 2}, is_late=True) == []
+def test_a_rank_calls_its_parent_and_then_its_lower_peers():
+    assert bootstrap.list_calls(5, {7, 4, 0}, 3) == [("control", 3), ("peer", 0), ("peer", 4)]
+    assert bootstrap.list_calls(5, {7, 4, 0}) == [("peer", 0), ("peer", 4)]
+    assert bootstrap.list_calls(0, {1, 2}) == []
 
 
 @pytest.mark.parametrize("count", [2, 100, 1024, 4096])

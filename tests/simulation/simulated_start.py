@@ -16,6 +16,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from ctl.collectives.bootstrap import list_calls, max_delay_secs, max_pause_secs
+from ctl.collectives.control_tree import FANOUT, ControlTree
 from ctl.collectives.partners import partners_of
 from ctl.io.authenticated_channel import MAX_ACCEPTS, MAX_PENDING_CALLERS, PROOF_SECS
 from ctl.io.handshake_limit import HandshakeLimit
@@ -63,6 +64,7 @@ class Job:
       slowdowns: Rank -> factor of its CPU time.
       is_listening_early: True if the sockets of all ranks listen before the ranks start.
       max_queued: Capacity of the queue of a listening socket.
+      fanout: Maximum number of children of a rank.
     """
 
     count: int
@@ -73,6 +75,7 @@ class Job:
     slowdowns: Mapping[int, float] = dataclasses.field(default_factory=dict)
     is_listening_early: bool = False
     max_queued: int = BACKLOG
+    fanout: int = FANOUT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +172,7 @@ class _Rank:
     ):
         self._job, self._costs, self._rank, self._clock, self._ranks = job, costs, rank, clock, ranks
         self._peers = partners_of(job.count)[rank]
+        self._tree = ControlTree(job.count, job.fanout)
         self._random = random.Random(f"{seed} {rank}")
         self.process = Process(clock, machine, job.slowdowns.get(rank, 1.0))
         self._is_listening = job.is_listening_early
@@ -187,10 +191,13 @@ class _Rank:
         yield self.process.compute(self._costs.rank_secs)
         self._is_listening = True
         self._clock.start(self._accept_callers())
-        if self._rank:
-            yield self._clock.sleep(self._random.uniform(0, max_delay_secs(self._job.count)))
-        for role, peer in list_calls(self._rank, self._peers):
-            pauses = growing_pauses(max_pause_secs(role, self._job.count), self._random.random)
+        parent = self._tree.parent(self._rank) if self._rank else None
+        if parent is not None:
+            num_callers = len(self._tree.children(parent))
+            yield self._clock.sleep(self._random.uniform(0, max_delay_secs(num_callers)))
+        for role, peer in list_calls(self._rank, self._peers, parent):
+            num_callers = len(self._tree.children(peer))
+            pauses = growing_pauses(max_pause_secs(role, num_callers), self._random.random)
             while not (yield from self._call(role, self._ranks[peer])):
                 yield self._clock.sleep(next(pauses))
         while len(self.accepted) < self._num_callers():
@@ -203,8 +210,7 @@ class _Rank:
         self.ready_at = self._clock.now_secs
 
     def _num_callers(self) -> int:
-        num_controls = self._job.count - 1 if self._rank == 0 else 0
-        return num_controls + sum(peer > self._rank for peer in self._peers)
+        return len(self._tree.children(self._rank)) + sum(peer > self._rank for peer in self._peers)
 
     def _connect_links(self) -> _Thread:
         secs = self._costs.link_secs

@@ -20,14 +20,15 @@ MAX_SECS = 5.0
 CLUSTER = Job(1024, ranks_per_machine=8, cores=8, latency_secs=100e-6)
 SEPARATE = dataclasses.replace(CLUSTER, ranks_per_machine=1, cores=1)
 SMALL = dataclasses.replace(CLUSTER, count=256)
+STAR = dataclasses.replace(SMALL, fanout=SMALL.count)  # all ranks call rank 0
 MAX_CALLS_PER_SEC = 2000  # of rank 0 while it does not listen
 MIN_QUEUE = 128  # of a listening socket in older kernels
 
 
-@pytest.mark.parametrize("count", [2, 5, 9, 12])
-def test_simulated_ranks_have_the_connections_of_real_ranks(count):
+@pytest.mark.parametrize(("count", "fanout"), [(2, 32), (5, 32), (9, 2), (12, 3)])
+def test_simulated_ranks_have_the_connections_of_real_ranks(count, fanout):
     addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
-    settings = Settings(secret=b"secret", start_timeout=TIMEOUT_SECS)
+    settings = Settings(secret=b"secret", start_timeout=TIMEOUT_SECS, fanout=fanout)
 
     def connect(rank):
         connections = bootstrap.connect_ranks(build_ranks(addresses, rank), settings)
@@ -36,7 +37,7 @@ def test_simulated_ranks_have_the_connections_of_real_ranks(count):
             ("control", caller) for caller in connections.accepted if caller
         }
 
-    simulated = simulate_start(dataclasses.replace(CLUSTER, count=count), START_COSTS)
+    simulated = simulate_start(dataclasses.replace(CLUSTER, count=count, fanout=fanout), START_COSTS)
     assert simulated.accepted == run_on_ranks(count, connect)
 
 
@@ -60,8 +61,10 @@ def test_the_simulated_time_is_that_of_processes_of_the_test_machine(count):
     assert max(simulate_start(job, START_COSTS).ready_at) == pytest.approx(START_SECS[count], rel=0.15)
 
 
+@pytest.mark.parametrize("fanout", [32, 1024])
 @pytest.mark.parametrize("job", [SEPARATE, CLUSTER])
-def test_1024_ranks_are_connected_within_the_time_limit(job):
+def test_1024_ranks_are_connected_within_the_time_limit(job, fanout):
+    job = dataclasses.replace(job, fanout=fanout)
     costs = StartCosts(**{name: 3 * secs for name, secs in dataclasses.asdict(START_COSTS).items()})
     simulated = simulate_start(job, costs)
     assert simulated.seconds < MAX_SECS
@@ -87,7 +90,7 @@ def test_ranks_that_start_at_different_times_are_connected_shortly_after_the_las
 
 def test_calls_of_a_rank_0_that_starts_late_are_limited_and_soon_accepted():
     delay_secs = 10.0
-    simulated = simulate_start(dataclasses.replace(SMALL, delays={0: delay_secs}), START_COSTS)
+    simulated = simulate_start(dataclasses.replace(STAR, delays={0: delay_secs}), START_COSTS)
     num_repeated = sum(simulated.num_calls) - sum(map(len, simulated.accepted))
     assert 0 < num_repeated < 1.6 * MAX_CALLS_PER_SEC * delay_secs
     assert simulated.seconds - delay_secs < 0.5
@@ -95,7 +98,7 @@ def test_calls_of_a_rank_0_that_starts_late_are_limited_and_soon_accepted():
 
 def test_ranks_that_call_at_the_same_moment_fill_the_queue_of_an_older_kernel(monkeypatch):
     """The kernel repeats the calls that are not queued, after a second or more."""
-    job = dataclasses.replace(SEPARATE, max_queued=MIN_QUEUE)
+    job = dataclasses.replace(SEPARATE, max_queued=MIN_QUEUE, fanout=SEPARATE.count)
     assert simulate_start(job, START_COSTS).seconds < 1.0
     monkeypatch.setattr(simulated_start, "max_delay_secs", lambda count: 0.0)
     simulated = simulate_start(job, START_COSTS)
@@ -116,7 +119,7 @@ def test_further_callers_wait_while_the_handshakes_are_limited(monkeypatch):
     """The machine of the callers is slow, so their proofs arrive late."""
     monkeypatch.setattr(simulated_start, "max_delay_secs", lambda count: 0.0)
     slow_callers = dict.fromkeys(range(1, SMALL.count), 100.0)
-    job = dataclasses.replace(SMALL, slowdowns=slow_callers, is_listening_early=True)
+    job = dataclasses.replace(STAR, slowdowns=slow_callers, is_listening_early=True)
     monkeypatch.setattr(simulated_start, "MAX_PENDING_CALLERS", 20)
     limited = simulate_start(job, START_COSTS)
     monkeypatch.setattr(simulated_start, "MAX_PENDING_CALLERS", 1 << 20)

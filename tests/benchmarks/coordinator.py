@@ -1,0 +1,108 @@
+"""CPU time of the coordinator for one negotiated collective, by number of ranks, in one process.
+
+    python tests/benchmarks/coordinator.py --ranks=64,256,1024
+
+Compares `star` (each rank has a connection to rank 0), `combined` (the ranks send equal requests through
+the tree), and `separate` (through the tree, but no relay combines requests). Prints the time per collective
+(ms) and the ratio to `star`, medians of the rounds.
+"""
+
+import resource
+import socket
+import statistics
+import time
+
+from absl import app, flags
+from ctl.collectives.control_tree import FANOUT, ControlTree
+from ctl.collectives.coordinator import Coordinator
+from ctl.collectives.frames import Channel, pack_message
+from ctl.collectives.requests import Request
+from ctl.collectives.settings import Settings
+from ctl.collectives.timeline import Timeline
+
+_RANKS = flags.DEFINE_list("ranks", ["64", "256", "1024"], "Numbers of ranks.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds, in which the variants take turns.")
+_CALLS = flags.DEFINE_integer("calls", 5, "Collectives per round.")
+VARIANTS = ("star", "combined", "separate")
+_NUM_ELEMENTS = 1 << 20  # the request does not contain the data
+
+
+class Job:
+    """A coordinator, and sockets in place of the ranks."""
+
+    def __init__(self, count: int, variant: str):
+        self._variant = variant
+        self._tree = ControlTree(count, count if variant == "star" else FANOUT)
+        self._next_id, self._has_template = 0, False
+        pairs = {rank: socket.socketpair() for rank in [0, *self._tree.children(0)]}
+        ours = {rank: pair[0] for rank, pair in pairs.items()}
+        self._channels = {rank: Channel(pair[1]) for rank, pair in pairs.items()}
+        for channel in self._channels.values():
+            channel.socket.settimeout(60)
+        self._coordinator = Coordinator(ours, Settings(agrees_once=False), Timeline(), self._tree)
+        self._coordinator.start()
+
+    def call(self) -> None:
+        """Requests a collective on all ranks and reads the responses."""
+        number, self._next_id = self._next_id, self._next_id + 1
+        header = {"type": "again", "id": number, "as": 0, "size": 0}
+        if not self._has_template:
+            request = Request(number, "x", "allreduce", ["float32"], [[_NUM_ELEMENTS]])
+            header = {"type": "template", "size": 0, **request.header()}
+            self._has_template = True
+        for rank, channel in self._channels.items():
+            members = list(self._tree.members(rank)) if rank else [0]
+            groups = [members] if self._variant == "combined" else [[member] for member in members]
+            messages = [{"type": "of", "ranks": ranks, "sizes": [], "header": header} for ranks in groups]
+            messages = [header] if len(members) == 1 else messages
+            channel.socket.sendall(b"".join(b"".join(pack_message(message)) for message in messages))
+        for rank, channel in self._channels.items():
+            num_missing = len(self._tree.members(rank)) if rank else 1
+            while num_missing:
+                channel.inbox.read(channel.socket)
+                for response, _ in channel.inbox.messages():
+                    num_missing -= len(response["ranks"]) if response["type"] == "to" else 1
+
+    @property
+    def cpu_secs(self) -> float:
+        """CPU time of the thread of the coordinator (seconds)."""
+        return time.clock_gettime(time.pthread_getcpuclockid(self._coordinator._thread.ident))
+
+    def close(self) -> None:
+        """Ends the connections and the coordinator."""
+        for rank, channel in self._channels.items():
+            members = list(self._tree.members(rank)) if rank else [0]
+            channel.send({"type": "of", "ranks": members, "sizes": [], "header": {"type": "leave"}})
+            channel.close()
+        self._coordinator.join(60)
+
+
+def measure(job: Job) -> float:
+    """Returns the CPU time of the coordinator per collective (ms)."""
+    start_secs = job.cpu_secs
+    for _ in range(_CALLS.value):
+        job.call()
+    return 1e3 * (job.cpu_secs - start_secs) / _CALLS.value
+
+
+def main(_: list[str]) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    print("ranks  variant       ms  ratio")
+    for count in map(int, _RANKS.value):
+        jobs = {variant: Job(count, variant) for variant in VARIANTS}
+        for job in jobs.values():
+            measure(job)
+        times = {variant: [] for variant in VARIANTS}
+        for _round in range(_ROUNDS.value):
+            for variant, job in jobs.items():
+                times[variant].append(measure(job))
+        medians = {variant: statistics.median(secs) for variant, secs in times.items()}
+        for variant, milliseconds in medians.items():
+            print(f"{count:5}  {variant:9} {milliseconds:6.2f}  {milliseconds / medians['star']:5.2f}")
+        for job in jobs.values():
+            job.close()
+
+
+if __name__ == "__main__":
+    app.run(main)
