@@ -103,6 +103,9 @@ class Engine:
             )
             self._measured_network = measure_network(self._mesh, ranks)
         except Lost as e:
+            control.close()
+            if self._relay is not None:
+                self._relay.end()
             connections.close()
             raise HorovodInternalError(f"rank {e.args[1]} is gone ({e.args[0]}).") from e
         if ranks.rank == 0:

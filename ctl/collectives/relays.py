@@ -80,7 +80,7 @@ class _Source:
         self.rank, self.members, self.socket = rank, members, sock
         self.inbox, self.outbox = Inbox(), Outbox()
         self.queue: deque[tuple[RankMessages, float]] = deque()  # with the times of their arrival
-        self.is_own = self.has_left = False
+        self.is_own = self.has_left = self.is_full = False
 
 
 class Relay:
@@ -92,6 +92,9 @@ class Relay:
       sockets: Child rank -> connection.
       own_socket: Connection to the engine of this rank.
       upstream: Connection to the parent.
+
+    Attributes:
+      remote_sockets: Connections to the other ranks.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class Relay:
         own_socket: socket.socket,
         upstream: socket.socket,
     ):
-        self._upstream, self._parent = upstream, tree.parent(rank)
+        self._upstream, self._rank, self._parent = upstream, rank, tree.parent(rank)
         self._inbox, self._outbox = Inbox(), Outbox()
         self._is_ending = False  # rank 0 has left, or the parent
         own_source = _Source(rank, range(rank, rank + 1), own_socket)
@@ -110,6 +113,7 @@ class Relay:
         self._sources = [own_source]
         for members in tree.subtrees(rank):
             self._sources.append(_Source(members[0], members, sockets[members[0]]))
+        self.remote_sockets = [upstream, *(source.socket for source in self._sources[1:])]
         self._selector = selectors.DefaultSelector()
         self._selector.register(upstream, selectors.EVENT_READ, None)
         for source in self._sources:
@@ -119,14 +123,16 @@ class Relay:
         self._thread = threading.Thread(target=self._run, name="hvd-relay", daemon=True)
         self._thread.start()
 
-    @property
-    def remote_sockets(self) -> list[socket.socket]:
-        """Connections to the other ranks."""
-        return [self._upstream, *(source.socket for source in self._sources[1:])]
-
     def join(self, timeout: float) -> None:
         """Waits until all ranks of the subtree have left, at most `timeout` seconds."""
         self._thread.join(timeout)
+
+    def end(self) -> None:
+        """Ends all connections and the thread, after a failed start."""
+        for sock in self.remote_sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self.join(_DRAIN_SECS)
 
     def _run(self) -> None:
         try:
@@ -212,7 +218,7 @@ class Relay:
 
     def _distribute(self, ranks: Sequence[int], header: dict[str, Any], payload: bytes) -> None:
         """Sends a message to some ranks of the subtree."""
-        self._is_ending |= header["type"] == "ending"
+        self._is_ending |= header["type"] == "ending" and self._rank in ranks
         for source in self._sources:
             members = [rank for rank in ranks if rank in source.members]
             if members and len(source.members) == 1:
@@ -221,12 +227,17 @@ class Relay:
                 source.outbox.put({"type": "to", "ranks": members, "header": header}, payload)
 
     def _write(self, source: _Source) -> None:
+        if not (source.outbox or source.is_full):
+            return
         try:
             source.outbox.write(source.socket)
+            source.is_full = bool(source.outbox)
             self._watch(source.socket, source, source.outbox)
         except Lost as e:
             source.outbox = Outbox()
-            self._remove(source, str(e))
+            self._read(source)  # its last message may announce its shutdown
+            if source in self._sources:
+                self._remove(source, str(e))
 
     def _send_error(self, error_message: str) -> None:
         """Sends an error to the ranks of the subtree, which fail their collectives."""

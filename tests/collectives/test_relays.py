@@ -6,7 +6,7 @@ import socket
 import pytest
 from conftest import TIMEOUT_SECS
 from ctl.collectives.control_tree import ControlTree
-from ctl.collectives.frames import Inbox
+from ctl.collectives.frames import Channel, Inbox, Lost
 from ctl.collectives.group_outbox import GroupOutbox, MemberOutbox
 from ctl.collectives.relays import Relay, unpack_messages
 from hypothesis import given
@@ -96,6 +96,10 @@ class RelayedRanks:
             found.append((messages.ranks, name, messages.payloads))
         return found
 
+    def send_from_rank_0(self, *headers):
+        for header in headers:
+            Channel(self.rank_0).send(header)
+
     def close(self):
         for sock in (self.own, self.rank_2, self.rank_3, self.rank_0):
             sock.close()
@@ -135,6 +139,33 @@ def test_the_end_of_a_connection_is_reported_after_its_messages(ranks):
     send(ranks.rank_2, "x")
     ranks.rank_2.close()
     assert [(found_ranks, name) for found_ranks, name, _ in ranks.read(2)] == [([2], "x"), ([2], "gone")]
+
+
+def test_a_rank_that_has_left_and_cannot_be_reached_is_reported_after_its_last_message(ranks):
+    header = {"type": "to", "ranks": [2], "header": {"type": "begin"}}
+    send(ranks.rank_2, "x")
+    ranks.rank_2.close()
+    ranks.send_from_rank_0({**header, "number": 1}, {**header, "number": 2})
+    assert [(found_ranks, name) for found_ranks, name, _ in ranks.read(2)] == [([2], "x"), ([2], "gone")]
+
+
+def test_an_ending_below_another_relay_does_not_hide_the_end_of_rank_0(ranks):
+    ranks.send_from_rank_0({"type": "to", "ranks": [3], "header": {"type": "ending"}})
+    ((header, _),) = read_messages(ranks.rank_3, Inbox(), 1)
+    assert header == {"type": "ending"}
+    ranks.rank_0.close()
+    ((header, _),) = read_messages(ranks.rank_2, Inbox(), 1)
+    assert header["type"] == "lost"
+
+
+def test_the_end_of_the_connection_to_a_rank_0_that_has_left_is_no_error(ranks):
+    ranks.send_from_rank_0({"type": "to", "ranks": [1, 2, 3], "header": {"type": "ending"}})
+    ranks.rank_0.close()
+    for sock in (ranks.own, ranks.rank_2, ranks.rank_3):
+        inbox = Inbox()
+        assert read_messages(sock, inbox, 1) == [({"type": "ending"}, b"")]
+        with pytest.raises(Lost):
+            read_messages(sock, inbox, 1)
 
 
 def test_the_end_of_the_connection_to_rank_0_is_an_error_on_all_ranks(ranks):
