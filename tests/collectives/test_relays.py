@@ -1,10 +1,12 @@
 """Requests that reach rank 0 through other ranks: the tree, combined messages, and lost ranks."""
 
 import re
+import select
 import socket
 
 import pytest
 from conftest import TIMEOUT_SECS
+from ctl.collectives import relays
 from ctl.collectives.control_tree import ControlTree
 from ctl.collectives.frames import Channel, Inbox, Lost
 from ctl.collectives.group_outbox import GroupOutbox, MemberOutbox
@@ -119,9 +121,12 @@ def send(sock, name, payload=b""):
     outbox.write(sock)
 
 
-def test_equal_messages_of_all_ranks_become_one(ranks):
-    for sock, payload in ((ranks.rank_3, b"ccc"), (ranks.own, b"a"), (ranks.rank_2, b"")):
-        send(sock, "x", payload)
+def test_equal_messages_of_all_ranks_become_one(ranks, monkeypatch):
+    monkeypatch.setattr(relays, "_COMBINE_SECS", TIMEOUT_SECS)
+    send(ranks.rank_3, "x", b"ccc")
+    send(ranks.own, "x", b"a")
+    assert select.select([ranks.rank_0], [], [], 0.2) == ([], [], [])
+    send(ranks.rank_2, "x")
     ((found_ranks, name, payloads),) = ranks.read(1)
     assert name == "x" and dict(zip(found_ranks, payloads, strict=True)) == {1: b"a", 2: b"", 3: b"ccc"}
 
