@@ -8,9 +8,12 @@ import pytest
 from conftest import TIMEOUT_SECS
 from ctl.collectives import relays
 from ctl.collectives.control_tree import ControlTree
-from ctl.collectives.frames import Channel, Inbox, Lost
+from ctl.collectives.coordinator import Coordinator
+from ctl.collectives.frames import Channel, Inbox, Lost, Outbox
 from ctl.collectives.group_outbox import GroupOutbox, MemberOutbox
 from ctl.collectives.relays import Relay, unpack_messages
+from ctl.collectives.settings import Settings
+from ctl.collectives.timeline import Timeline
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,7 +89,8 @@ class RelayedRanks:
         (self.own, own), (self.rank_2, child_2), (self.rank_3, child_3), (self.rank_0, upstream) = pairs
         for sock in (self.own, self.rank_2, self.rank_3, self.rank_0):
             sock.settimeout(TIMEOUT_SECS)
-        self.relay = Relay(1, ControlTree(7, fanout=2), {2: child_2, 3: child_3}, own, upstream)
+        self.relay_sockets = {2: child_2, 3: child_3}
+        self.relay = Relay(1, ControlTree(7, fanout=2), self.relay_sockets, own, upstream)
         self._inbox = Inbox()
 
     def read(self, count):
@@ -146,12 +150,22 @@ def test_the_end_of_a_connection_is_reported_after_its_messages(ranks):
     assert [(found_ranks, name) for found_ranks, name, _ in ranks.read(2)] == [([2], "x"), ([2], "gone")]
 
 
-def test_a_rank_that_has_left_and_cannot_be_reached_is_reported_after_its_last_message(ranks):
-    header = {"type": "to", "ranks": [2], "header": {"type": "begin"}}
-    send(ranks.rank_2, "x")
-    ranks.rank_2.close()
-    ranks.send_from_rank_0({**header, "number": 1}, {**header, "number": 2})
+def test_the_last_message_of_a_rank_that_cannot_be_reached_is_relayed(monkeypatch):
+    class ClosedOutbox(Outbox):
+        """The rank sends a message and ends, after the relay has looked for messages."""
+
+        def write(self, sock):
+            if self and ranks.rank_2.fileno() >= 0 and sock.fileno() == ranks.relay_sockets[2].fileno():
+                send(ranks.rank_2, "x")
+                ranks.rank_2.close()
+                raise Lost("it has ended")
+            super().write(sock)
+
+    monkeypatch.setattr(relays, "Outbox", ClosedOutbox)
+    ranks = RelayedRanks()
+    ranks.send_from_rank_0({"type": "to", "ranks": [2], "header": {"type": "begin"}})
     assert [(found_ranks, name) for found_ranks, name, _ in ranks.read(2)] == [([2], "x"), ([2], "gone")]
+    ranks.close()
 
 
 def test_an_ending_below_another_relay_does_not_hide_the_end_of_rank_0(ranks):
@@ -178,6 +192,26 @@ def test_the_end_of_the_connection_to_rank_0_is_an_error_on_all_ranks(ranks):
     for sock in (ranks.own, ranks.rank_2, ranks.rank_3):
         ((header, _),) = read_messages(sock, Inbox(), 1)
         assert header == {"type": "lost", "why": "rank 0 is gone (the connection was closed)."}
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+def test_the_coordinator_ends_if_the_root_of_a_subtree_has_ended(has_left):
+    """Rank 2 sends its messages through rank 1."""
+    (own, rank_0), (socket_1, rank_1) = socket.socketpair(), socket.socketpair()
+    tree = ControlTree(3, fanout=1)
+    coordinator = Coordinator({0: rank_0, 1: socket_1}, Settings(), Timeline(), tree)
+    coordinator.start()
+    with own, rank_1:
+        rank_1.settimeout(TIMEOUT_SECS)
+        if has_left:
+            leave = {"type": "of", "ranks": [1], "sizes": [], "header": {"type": "leave"}}
+            Channel(rank_1).send(leave)
+            headers = [header for header, _ in read_messages(rank_1, Inbox(), 2)]
+            assert [(h["ranks"], h["header"]["type"]) for h in headers] == [([1], "left"), ([2], "ending")]
+        rank_1.close()
+        Channel(own).send({"type": "leave"})
+        coordinator.join(TIMEOUT_SECS)
+    assert not coordinator._thread.is_alive()
 
 
 def run(run_program, fanout, event, rank=0):
