@@ -46,6 +46,7 @@ class Pods(SshHosts):
 
     def __init__(self, directory: Path, manifest: dict, names: list[str], environ: dict[str, str]):
         super().__init__(directory, names)
+        self._prefix += "pods"  # hosts of other tests of this process have namespaces, too
         self._job, self._script, self._command, variables = read_job(manifest)
         self._environ = {**environ, **variables}
         self._running: list[str] = []
