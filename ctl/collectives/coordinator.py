@@ -240,7 +240,7 @@ class Coordinator:
         return newest
 
     def _disconnect(self, rank: int, reason: str) -> None:
-        """Removes a rank whose connection has ended, and the ranks below it."""
+        """Removes a rank after the end of its connection, and the ranks below it."""
         self._remove_rank(rank, f"died ({reason})", is_lost=True)
         is_lost = rank in self._negotiation.lost_ranks
         below_reason = f"is unreachable: rank {rank} died" if is_lost else "has left"

@@ -6,7 +6,7 @@ then sends the messages that it has. Messages of one rank keep their order.
 
 | message | direction | meaning |
 |---|---|---|
-| of | to rank 0 | A message of several ranks, whose payloads follow each other. |
+| of | to rank 0 | A message of several ranks, followed by their payloads in the same order. |
 | to | from rank 0 | A message to several ranks, with the same payload. |
 | gone | to rank 0 | A rank has disconnected, and those below it with it. |
 """

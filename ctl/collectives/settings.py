@@ -10,11 +10,8 @@ from ctl.errors import UsageError
 PLANE_VARIABLE = "CTL_COLLECTIVES"
 _ORDER_VARIABLE = "CTL_HVD_ORDER_TIMEOUT_SECS"
 _FANOUT_VARIABLE = "CTL_COLLECTIVE_FANOUT"
-EQUAL_VARIABLES = (
-    PLANE_VARIABLE,
-    _ORDER_VARIABLE,
-    _FANOUT_VARIABLE,
-)  # the launcher copies them to all ranks
+# The launcher copies them to all ranks
+EQUAL_VARIABLES = (PLANE_VARIABLE, _ORDER_VARIABLE, _FANOUT_VARIABLE)
 _PLANES = ("auto", "tcp", "mpi", "tensorflow")
 _ALGORITHM_VARIABLE = "CTL_COLLECTIVE_ALGORITHM"
 COLLECTIVE_ALGORITHMS = ("auto", "ring", "doubling", "halving", "machines")
@@ -80,7 +77,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         plane=plane,
         algorithm=_read_choice(environ, _ALGORITHM_VARIABLE, COLLECTIVE_ALGORITHMS),
         agrees_once=_read_choice(environ, _AGREEMENT_VARIABLE, _AGREEMENTS) == "once",
-        fanout=max(1, int(_read_number(environ, _FANOUT_VARIABLE, FANOUT))),
+        fanout=_read_count(environ, _FANOUT_VARIABLE, FANOUT),
         fusion_threshold=int(_read_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_threshold)),
         cycle=_read_number(environ, "HOROVOD_CYCLE_TIME", 1000 * Settings.cycle) / 1000,
         secret=environ.get("CTL_HVD_SECRET", "").encode(),
@@ -99,6 +96,14 @@ def _read_choice(environ: Mapping[str, str], name: str, choices: Sequence[str]) 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name, "").strip().lower() not in ("", "0", "false")
+
+
+def _read_count(environ: Mapping[str, str], name: str, default: int) -> int:
+    """Returns a whole number from 1 on. Raises UsageError for another value."""
+    text = environ.get(name, "").strip()
+    if text and not (text.isascii() and text.isdigit() and int(text)):
+        raise UsageError(f"{name} is {text!r}; expected a whole number >= 1.")
+    return int(text or default)
 
 
 def _read_number(environ: Mapping[str, str], name: str, default: float) -> float:

@@ -118,7 +118,8 @@ def _check_descriptors_of_all(topology: Topology, group: int) -> None:
     """Raises UsageError on all workers with the message of the first one that cannot open enough files."""
     try:
         rank, count = topology.worker_index, topology.num_workers
-        check_descriptors(len(partners_of(count)[rank]), ControlTree(count).num_connections(rank))
+        tree = ControlTree(count, read_settings().fanout)
+        check_descriptors(len(partners_of(count)[rank]), tree.num_connections(rank))
         message = ""
     except UsageError as e:
         message = f"worker {topology.worker_index}: {e}"

@@ -65,7 +65,7 @@ def test_the_codelab_s_directory_needs_three_commands(codelab, capsys):
 @pytest.mark.parametrize("options", [
     [], ["--gpu"], ["--python=3.13"], ["--base=python:3.11-slim@sha256:" + "0" * 64],
     ["--ctl=git+https://example.com/ctl@1a2b3c4"], ["--ctl=https://example.com/tf_ctl-0.1.0.tar.gz"],
-    ["--ctl=https://example.com/tf_ctl-0.1.0-py3-none-any.whl"], ["--ctl=none"], ["--slim"],
+    ["--ctl=https://example.com/tf_ctl-0.1.0-py3-none-any.whl"], ["--ctl=none"], ["--slim"], ["--ssh"],
 ], ids=lambda o: o[0] if o else "plain")  # fmt: skip
 def test_every_variant_passes_the_rules(codelab, capsys, options):
     (codelab / "requirements.txt").write_text("pillow==12.0.0\n")
@@ -75,6 +75,8 @@ def test_every_variant_passes_the_rules(codelab, capsys, options):
     assert code == 0 and problems(text) == []
     assert ("tensorflow[and-cuda]==2.21.0" in text) == ("--gpu" in options)
     assert ("tensorflow/include" in text) == ("--slim" in options)
+    assert ("openssh-server" in text) == ("--shell /bin/sh trainer" in text) == ("--ssh" in options)
+    assert ("--shell /usr/sbin/nologin trainer" in text) == ("--ssh" not in options)
     assert text.count("--constraint /opt/constraints.txt") == text.count("pip install")
 
 
