@@ -59,7 +59,7 @@ def run(model_dir: Path, num_steps: int, workers: str = "", faults: str = "") ->
         *("--global_batch_size=12", "--steps_per_loop=1", "--log_every_steps=1"),
         *("--export=none", "--dropout=0"),
     ]  # fmt: skip
-    # the learning rate is still 0.005 in the last step, so an error in any step changes the variables
+    # the learning rate is still 0.006 in the last step, so an error in any step changes the variables
     variables = {"DECAY_STEPS": str(num_steps // 20), "FAULTS": faults, "FAULTS_DIR": str(marks)}
     if workers:
         variables["PAUSE_SECS"] = str(_PAUSE_SECS.value)
