@@ -12,8 +12,9 @@ from ctl.collectives.coordinator import Coordinator
 from ctl.collectives.frames import Channel, Inbox, Lost, Outbox
 from ctl.collectives.group_outbox import GroupOutbox, MemberOutbox
 from ctl.collectives.relays import Relay, unpack_messages
-from ctl.collectives.settings import Settings
+from ctl.collectives.settings import Settings, read_settings
 from ctl.collectives.timeline import Timeline
+from ctl.errors import UsageError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,13 @@ def test_the_depth_of_the_tree_grows_with_the_logarithm_of_the_ranks():
         rank, depth = tree.parent(rank), depth + 1
     assert depth == 3
     assert ControlTree(33).children(0) == list(range(1, 33))
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "2.5", "many"])
+def test_an_invalid_number_of_children_is_refused(value):
+    with pytest.raises(UsageError, match=f"FANOUT is '{value}'; expected a whole number >= 1"):
+        read_settings({"CTL_COLLECTIVE_FANOUT": value})
+    assert read_settings({"CTL_COLLECTIVE_FANOUT": "7"}).fanout == 7
 
 
 def read_messages(sock, inbox, count):
