@@ -1,10 +1,10 @@
-"""CPU time of the coordinator for one negotiated collective, by number of ranks, in one process.
+"""CPU time of the coordinator and of a relay for one negotiated collective, by number of ranks, in one process.
 
     python tests/benchmarks/coordinator.py --ranks=64,256,1024
 
 Compares `star` (each rank has a connection to rank 0), `combined` (the ranks send equal requests through
-the tree), and `separate` (through the tree, but no relay combines requests). Prints the time per collective
-(ms) and the ratio to `star`, medians of the rounds.
+the tree), and `separate` (through the tree, but no relay combines requests). `relay` is the relay with the
+largest subtree. Prints the time per collective (ms) and the ratio to `star`, medians of the rounds.
 """
 
 import resource
@@ -16,6 +16,7 @@ from absl import app, flags
 from ctl.collectives.control_tree import FANOUT, ControlTree
 from ctl.collectives.coordinator import Coordinator
 from ctl.collectives.frames import Channel, pack_message
+from ctl.collectives.relays import Relay
 from ctl.collectives.requests import Request
 from ctl.collectives.settings import Settings
 from ctl.collectives.timeline import Timeline
@@ -77,8 +78,56 @@ class Job:
         self._coordinator.join(60)
 
 
-def measure(job: Job) -> float:
-    """Returns the CPU time of the coordinator per collective (ms)."""
+class RelayJob:
+    """The relay with the largest subtree, and sockets in place of its parent and of the ranks below it."""
+
+    def __init__(self, count: int):
+        tree = ControlTree(count, FANOUT)
+        self._members = max(tree.subtrees(0), key=len)
+        rank = self._members[0]
+        sources = {rank: tree.members(rank)[:1]} | {part[0]: part for part in tree.subtrees(rank)}
+        pairs = {root: socket.socketpair() for root in sources}
+        parent, upstream = socket.socketpair()
+        children = {root: pair[0] for root, pair in pairs.items() if root != rank}
+        self._relay = Relay(rank, tree, children, pairs[rank][0], upstream)
+        self._parent = Channel(parent)
+        self._channels = {root: Channel(pair[1]) for root, pair in pairs.items()}
+        self._sources, self._next_id = sources, 0
+
+    def call(self) -> None:
+        """Requests a collective on the ranks of the subtree and sends the responses."""
+        number, self._next_id = self._next_id, self._next_id + 1
+        header = {"type": "again", "id": number, "as": 0, "size": 0}
+        for root, ranks in self._sources.items():
+            message = {"type": "of", "ranks": [*ranks], "sizes": [], "header": header}
+            self._channels[root].send(message if len(ranks) > 1 else header)
+        num_missing = len(self._members)
+        while num_missing:
+            self._parent.inbox.read(self._parent.socket)
+            for request, _ in self._parent.inbox.messages():
+                num_missing -= len(request["ranks"])
+        response = {"type": "begin", "ids": [number]}
+        self._parent.send({"type": "to", "ranks": [*self._members], "header": response})
+        for channel in self._channels.values():
+            while not list(channel.inbox.messages()):
+                channel.inbox.read(channel.socket)
+
+    @property
+    def cpu_secs(self) -> float:
+        """CPU time of the thread of the relay (seconds)."""
+        return time.clock_gettime(time.pthread_getcpuclockid(self._relay._thread.ident))
+
+    def close(self) -> None:
+        """Ends the connections and the relay."""
+        for channel in self._channels.values():
+            channel.send({"type": "leave"})
+            channel.close()
+        self._relay.join(60)
+        self._parent.close()
+
+
+def measure(job: Job | RelayJob) -> float:
+    """Returns the CPU time of the coordinator or relay per collective (ms)."""
     start_secs = job.cpu_secs
     for _ in range(_CALLS.value):
         job.call()
@@ -91,9 +140,11 @@ def main(_: list[str]) -> None:
     print("ranks  variant       ms  ratio")
     for count in map(int, _RANKS.value):
         jobs = {variant: Job(count, variant) for variant in VARIANTS}
+        if count > FANOUT + 1:
+            jobs["relay"] = RelayJob(count)
         for job in jobs.values():
             measure(job)
-        times = {variant: [] for variant in VARIANTS}
+        times = {variant: [] for variant in jobs}
         for _round in range(_ROUNDS.value):
             for variant, job in jobs.items():
                 times[variant].append(measure(job))

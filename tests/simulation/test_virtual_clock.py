@@ -110,31 +110,6 @@ def test_jitter_depends_on_the_seed_only_and_hurts_the_ring_most():
     assert added_secs("ring") > added_secs("halving") > added_secs("doubling") > 0
 
 
-def test_rank_0_receives_all_requests_of_a_negotiation_and_sends_its_own_response_last():
-    costs = Costs(request_secs=0.2, coordinator_secs=2.0, latency_secs=10.0)
-    schedule = build_schedule(4, [[]] * 4)  # without exchanges
-    simulated = simulate(schedule, costs, is_negotiated=True)
-    agreed_at = 0.1 + 10.0 + 3 * 1.0  # the request of rank 0 itself arrives earlier
-    expected = [agreed_at + 4 * 1.0 + 0.1, *(agreed_at + sent + 10.0 + 0.1 for sent in (3.0, 2.0, 1.0))]
-    np.testing.assert_allclose(simulated.finished_at, expected)
-    np.testing.assert_allclose(simulated.cpu_secs, [0.2 + 4 * 2.0, 0.2, 0.2, 0.2])
-    assert simulate(schedule, costs).seconds == 0.0  # repeated without rank 0
-    slow = simulate(schedule, costs, is_negotiated=True, slowdowns={0: 10.0})
-    assert slow.seconds == pytest.approx(1.0 + 4 * 10.0 + 4 * 10.0 + 1.0)
-
-
-def test_a_negotiation_grows_with_the_number_of_ranks_and_a_repetition_with_its_logarithm():
-    costs = Costs(exchange_secs=60e-6, latency_secs=25e-6, request_secs=40e-6, coordinator_secs=50e-6)
-    schedules = [record_schedule("allreduce", "doubling", count, 64 << 10) for count in (64, 1024)]
-    added_secs = [
-        simulate(schedule, costs, is_negotiated=True).seconds - simulate(schedule, costs).seconds
-        for schedule in schedules
-    ]
-    assert added_secs == pytest.approx([64 * 50e-6, 1024 * 50e-6], rel=0.1)
-    repeated_secs = [simulate(schedule, costs).seconds for schedule in schedules]
-    assert repeated_secs[1] == pytest.approx(10 / 6 * repeated_secs[0])
-
-
 def test_a_cycle_of_waiting_ranks_is_an_error():
     receive_first = [Exchange(1, 0, 1, 8, False), Exchange(1, 8, 1, 0, False)]
     with pytest.raises(RuntimeError, match=r"ranks \[0, 1\] wait for each other"):

@@ -13,13 +13,15 @@ import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
+from ctl.collectives.control_tree import FANOUT, ControlTree
 from ctl.collectives.transports.link import CHUNK
 from exchange_records import Schedule
+from negotiation import NegotiationCosts, negotiate
 
 
 @dataclasses.dataclass(frozen=True)
-class Costs:
-    """Costs of a machine and its network.
+class Costs(NegotiationCosts):
+    """Costs of a machine and its network, and those of negotiations.
 
     Attributes:
       exchange_secs: CPU time of an exchange without bytes.
@@ -28,8 +30,6 @@ class Costs:
       stored_byte_secs: CPU time of a byte that is received and stored.
       copied_byte_secs: CPU time of a byte that is copied within a rank.
       call_secs: CPU time of a collective besides its exchanges.
-      request_secs: CPU time of a rank for its request to rank 0 and the response.
-      coordinator_secs: CPU time of rank 0 for the request of one rank and the response.
       latency_secs: Time from the last byte of a message until it has arrived.
       wire_byte_secs: Inverse of the bandwidth of the network.
       jitter: Each exchange takes an exponentially distributed addition to its CPU time and latency, with
@@ -42,8 +42,6 @@ class Costs:
     stored_byte_secs: float = 0.0
     copied_byte_secs: float = 0.0
     call_secs: float = 0.0
-    request_secs: float = 0.0
-    coordinator_secs: float = 0.0
     latency_secs: float = 0.0
     wire_byte_secs: float = 0.0
     jitter: float = 0.0
@@ -72,6 +70,7 @@ def simulate(
     costs: Costs,
     *,
     is_negotiated: bool = False,
+    fanout: int = FANOUT,
     slowdowns: Mapping[int, float] | None = None,
     seed: int = 0,
 ) -> Simulated:
@@ -83,6 +82,7 @@ def simulate(
       schedule: Exchanges of all ranks.
       costs: Costs of each rank and of the network.
       is_negotiated: True if rank 0 has to schedule the collective, False for a repetition without rank 0.
+      fanout: Maximum number of ranks that send their requests to the same rank.
       slowdowns: Rank -> factor of its CPU time.
       seed: Seed of the jitter.
 
@@ -94,7 +94,7 @@ def simulate(
     """
     execution = _Execution(schedule, costs, slowdowns or {}, np.random.default_rng(seed))
     if is_negotiated:
-        execution.negotiate()
+        execution.negotiate(fanout)
     waiting = np.arange(schedule.count)
     waiting = waiting[execution.num_steps > 0]
     execution.send(waiting)
@@ -134,22 +134,12 @@ class _Execution:
         self._free_at, self._received_at = np.zeros(count), np.zeros(count)  # the network interface
         self._arrivals = np.empty((schedule.sent.shape[1], count))  # of the messages sent in a step
 
-    def negotiate(self) -> None:
-        """Delays all ranks by their requests to rank 0 and the responses, before the first exchange.
-
-        Rank 0 receives the requests in the order of their arrival, and sends the responses in the
-        reverse order of ranks (`Coordinator`). Both take the same time.
-        """
-        costs, count = self._costs, self._schedule.count
-        request_secs = self._factors * costs.request_secs
-        each_secs = self._factors[0] * costs.coordinator_secs
-        latencies = np.where(np.arange(count) > 0, costs.latency_secs, 0.0)
-        received_at = np.sort(request_secs / 2 + latencies)
-        agreed_at = (received_at + np.arange(count, 0, -1) * each_secs / 2).max()
-        sent_at = agreed_at + np.arange(count, 0, -1) * each_secs / 2
-        self.clocks += sent_at + latencies + request_secs / 2
-        self.cpu_secs += request_secs
-        self.cpu_secs[0] += count * each_secs
+    def negotiate(self, fanout: int) -> None:
+        """Delays all ranks by their requests to rank 0 and the responses, before the first exchange."""
+        tree = ControlTree(self._schedule.count, fanout)
+        answered_at, cpu_secs = negotiate(tree, self._costs, self._factors, self._costs.latency_secs)
+        self.clocks += answered_at
+        self.cpu_secs += cpu_secs
 
     def send(self, ranks: np.ndarray) -> None:
         """Starts the next exchange of some ranks."""
