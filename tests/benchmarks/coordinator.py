@@ -1,10 +1,11 @@
-"""CPU time of the coordinator and of a relay for one negotiated collective, by number of ranks, in one process.
+"""CPU time of the coordinator and of a relay for one negotiated collective, by number of ranks.
 
     python tests/benchmarks/coordinator.py --ranks=64,256,1024
 
-Compares `star` (each rank has a connection to rank 0), `combined` (the ranks send equal requests through
-the tree), and `separate` (through the tree, but no relay combines requests). `relay` is the relay with the
-largest subtree. Prints the time per collective (ms) and the ratio to `star`, medians of the rounds.
+All ranks are sockets of one process. Compares `star` (each rank has a connection to rank 0), `combined`
+(the ranks send equal requests through the tree), and `separate` (through the tree, but no relay combines
+requests). `relay` is the relay with the largest subtree. Prints the time per collective (ms) and the ratio
+to `star`, medians of the rounds.
 """
 
 import resource

@@ -31,6 +31,7 @@ RECORDED = {
     "1024 KB eager": (3.23, 3.13), "16384 KB eager": (17.4, 37.0), "65536 KB eager": (52.5, 245.5),
     "100 x 4 KB separate": (6.4, 123.9), "100 x 4 KB grouped": (8.9, 4.8), "CNN step": (34.9, 38.1),
 }  # fmt: skip
+LIMITS = {"calls": 60}  # of each case
 MODULES = {"ours": "ctl.hvd", "horovod": "horovod.tensorflow"}
 SIDES = ["ours", "tensorflow", "horovod", "plain"]  # "plain": TensorFlow without communication
 
@@ -41,12 +42,16 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--horovod", metavar="PYTHON", help="Python with horovod.tensorflow")
     parser.add_argument("--sides", nargs="+", choices=SIDES)
+    parser.add_argument(
+        "--calls", type=int, default=LIMITS["calls"], help="maximum number of calls per case"
+    )
     parser.add_argument("--large", action="store_true", help="also measure 256 MB")
     parser.add_argument("--busy", action="store_true", help="run one busy process per core")
     parser.add_argument("--only", choices=SIDES, help="run one side in this process")
     parser.add_argument("--out", help="output file of rank 0")
     flags = parser.parse_args()
     if flags.only:
+        LIMITS["calls"] = flags.calls
         sizes = SIZES_KB + [LARGE_KB] * flags.large
         if flags.only == "plain":
             figures = local_steps()
@@ -89,9 +94,9 @@ def run(side, flags):
         starter, python = [flags.horovod, "-c", call, *ranks, "--gloo"], flags.horovod
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "figures.json")
-        large = ["--large"] * flags.large
+        options = [f"--calls={flags.calls}", *["--large"] * flags.large]
         subprocess.run(
-            [*starter, python, __file__, f"--only={side}", f"--out={out}", *large],
+            [*starter, python, __file__, f"--only={side}", f"--out={out}", *options],
             check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
@@ -125,21 +130,16 @@ def report(rounds):
         print(*cells)
 
 
-def timed(call, max_calls=60, secs=3.0):
-    """Returns the median milliseconds of a call."""
+def timed(call, num_calls):
+    """Returns the median milliseconds of a call. The number of calls is the same on all ranks."""
     for _ in range(3):
         call()
-    seconds, end = [], time.perf_counter() + secs
-    while len(seconds) < max_calls and (time.perf_counter() < end or len(seconds) < 5):
+    seconds = []
+    for _ in range(min(num_calls, LIMITS["calls"])):
         start = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - start)
     return 1e3 * statistics.median(seconds)
-
-
-def fixed_calls(number):
-    """Returns options for the same number of calls on all ranks, without a time limit."""
-    return {"max_calls": number, "secs": 1e9}
 
 
 def repeats(kb):
@@ -158,26 +158,20 @@ def horovod(module, sizes):
     for kb in sizes:
         x = tf.ones([kb * 256])
         for mode, op in (("eager", hvd.Sum), ("eager, Average", hvd.Average)):
-            figures[f"{kb} KB {mode}"] = timed(
-                lambda x=x, op=op: hvd.allreduce(x, op=op), **fixed_calls(repeats(kb))
-            )
+            figures[f"{kb} KB {mode}"] = timed(lambda x=x, op=op: hvd.allreduce(x, op=op), repeats(kb))
     x, function = tf.ones([256]), tf.function(lambda t: hvd.allreduce(t, op=hvd.Sum))
-    figures["1 KB in a function"] = timed(lambda: function(x), **fixed_calls(60))
+    figures["1 KB in a function"] = timed(lambda: function(x), 60)
     many = [tf.ones([1024])] * 100
     separate = tf.function(lambda ts: [hvd.allreduce(t, op=hvd.Sum) for t in ts])
     grouped = tf.function(lambda ts: hvd.grouped_allreduce(ts, op=hvd.Sum))
-    figures["100 x 4 KB separate"] = timed(lambda: separate(many), **fixed_calls(20))
-    figures["100 x 4 KB grouped"] = timed(lambda: grouped(many), **fixed_calls(20))
-    figures["100 x 4 KB grouped, eager"] = timed(
-        lambda: hvd.grouped_allreduce(many, op=hvd.Sum), **fixed_calls(20)
-    )
+    figures["100 x 4 KB separate"] = timed(lambda: separate(many), 20)
+    figures["100 x 4 KB grouped"] = timed(lambda: grouped(many), 20)
+    figures["100 x 4 KB grouped, eager"] = timed(lambda: hvd.grouped_allreduce(many, op=hvd.Sum), 20)
     for kb in (1024, 16384):
         x = tf.ones([kb * 256])
-        figures[f"{kb} KB broadcast"] = timed(lambda x=x: hvd.broadcast(x, 0), **fixed_calls(repeats(kb)))
+        figures[f"{kb} KB broadcast"] = timed(lambda x=x: hvd.broadcast(x, 0), repeats(kb))
     variables = [tf.Variable(tf.ones([128, 128])) for _ in range(20)]
-    figures["20 variables broadcast"] = timed(
-        lambda: hvd.broadcast_variables(variables, 0), **fixed_calls(20)
-    )
+    figures["20 variables broadcast"] = timed(lambda: hvd.broadcast_variables(variables, 0), 20)
     figures |= local_steps()
     for name in ("none", "fp16"):
         compression = getattr(hvd.Compression, name)
@@ -186,8 +180,8 @@ def horovod(module, sizes):
             return hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, variables)
 
         suffix = f", {name}" if name != "none" else ""
-        figures["CNN step" + suffix] = timed(cnn_step(gradients), **fixed_calls(40))
-        figures["161 variables" + suffix] = timed(deep_step(gradients), **fixed_calls(15))
+        figures["CNN step" + suffix] = timed(cnn_step(gradients), 40)
+        figures["161 variables" + suffix] = timed(deep_step(gradients), 15)
     return figures if hvd.rank() == 0 else None
 
 
@@ -198,8 +192,8 @@ def local_steps():
         return tape.gradient(loss, variables)
 
     return {
-        "CNN step, no sum": timed(cnn_step(gradients), **fixed_calls(40)),
-        "161 variables, no sum": timed(deep_step(gradients), **fixed_calls(15)),
+        "CNN step, no sum": timed(cnn_step(gradients), 40),
+        "161 variables, no sum": timed(deep_step(gradients), 15),
         "threads of the process": float(len(os.listdir("/proc/self/task"))),
     }
 
@@ -230,18 +224,18 @@ def tensorflow(sizes):
     figures = {}
     for kb in sizes:
         x = tf.ones([kb * 256])
-        figures[f"{kb} KB eager"] = timed(lambda x=x: reduced(x), **fixed_calls(repeats(kb)))
+        figures[f"{kb} KB eager"] = timed(lambda x=x: reduced(x), repeats(kb))
     x, function = tf.ones([256]), tf.function(lambda t: strategy.run(summed, args=(t,)))
-    figures["1 KB in a function"] = timed(lambda: function(x), **fixed_calls(60))
+    figures["1 KB in a function"] = timed(lambda: function(x), 60)
     many = [tf.ones([1024])] * 100
     separate = tf.function(lambda ts: strategy.run(lambda inner: [summed(t) for t in inner], args=(ts,)))
     grouped = tf.function(lambda ts: strategy.run(summed, args=(ts,)))
-    figures["100 x 4 KB separate"] = timed(lambda: separate(many), **fixed_calls(20))
-    figures["100 x 4 KB grouped"] = timed(lambda: grouped(many), **fixed_calls(20))
+    figures["100 x 4 KB separate"] = timed(lambda: separate(many), 20)
+    figures["100 x 4 KB grouped"] = timed(lambda: grouped(many), 20)
     with strategy.scope():
         step = cnn_step(lambda tape, loss, variables: summed(tape.gradient(loss, variables)))
         run_step = tf.function(lambda: strategy.run(step.python_function))
-    figures["CNN step"] = timed(run_step, **fixed_calls(40))
+    figures["CNN step"] = timed(run_step, 40)
     return figures if is_first else None
 
 

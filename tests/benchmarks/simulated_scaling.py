@@ -82,7 +82,8 @@ def plot(step_secs: float, path: str) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "simulated_scaling"
     from matplotlib import pyplot
 
-    counts = [2**k for k in range(13)]
+    largest = max(map(int, _WORKERS.value))
+    counts = [2**k for k in range(largest.bit_length())]
     figure, all_axes = pyplot.subplots(1, len(GIGABITS), figsize=(10, 3.4), sharey=True)
     for axes, gigabits in zip(all_axes, GIGABITS, strict=True):
         for method in METHODS:

@@ -25,14 +25,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=["rows", "dense"])
-    parser.add_argument("--case")
+    parser.add_argument("--case", choices=CASES, help="default: all")
     parser.add_argument("--out")
     flags = parser.parse_args()
     if flags.only:
         measure(flags.only == "dense", *CASES[flags.case], flags.out)
         return
     print(f"{'table':30} {'rows ms':>9} {'dense ms':>9} {'rows/dense':>11}")
-    for case in CASES:
+    for case in [flags.case] if flags.case else CASES:
         times_by_format = {"rows": [], "dense": []}
         for _ in range(flags.rounds):
             for gradient_format, times in times_by_format.items():
