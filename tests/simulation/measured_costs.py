@@ -1,7 +1,8 @@
 """Costs of one core of the test machine, measured on 2026-11-27.
 
 `tests/benchmarks/simulation_errors.py` fits those of all-reduces, `simulated_rendezvous.py` those of the
-start of a job.
+start of a job. `coordinator.py` measures those of ranks and relays in combined requests; the one of a
+message to rank 0 is that of the request of one rank.
 """
 
 from simulated_regroup import RegroupCosts
@@ -9,13 +10,17 @@ from simulated_start import StartCosts
 from virtual_clock import Costs
 
 COORDINATOR_SECS = 50e-6  # of rank 0, for the request of one rank in a negotiated call
+_TREE_COSTS = {
+    "coordinator_secs": COORDINATOR_SECS, "combined_secs": COORDINATOR_SECS, "combined_rank_secs": 3.3e-6,
+    "relay_secs": 65e-6, "relay_rank_secs": 18e-6,
+}  # fmt: skip
 MEMORY_COSTS = {  # shared memory, float32
-    "call_secs": 111e-6, "request_secs": 46.7e-6, "coordinator_secs": COORDINATOR_SECS,
+    "call_secs": 111e-6, "request_secs": 46.7e-6, **_TREE_COSTS,
     "exchange_secs": 35.1e-6, "sent_byte_secs": 0.0836e-9, "stored_byte_secs": 0.0836e-9,
     "reduced_byte_secs": 0.239e-9, "copied_byte_secs": 0.0872e-9,
 }  # fmt: skip
 _FLOAT32_COSTS = {  # the request is that of shared memory
-    "call_secs": 79e-6, "request_secs": 46.7e-6, "coordinator_secs": COORDINATOR_SECS,
+    "call_secs": 79e-6, "request_secs": 46.7e-6, **_TREE_COSTS,
     "exchange_secs": 32.9e-6, "sent_byte_secs": 0.147e-9, "stored_byte_secs": 0.147e-9,
     "reduced_byte_secs": 0.348e-9, "copied_byte_secs": 0.050e-9,
 }  # fmt: skip

@@ -21,8 +21,8 @@ class NegotiationCosts:
       coordinator_secs: Rank 0, for the request of one rank.
       combined_secs: Rank 0, for the combined request of a subtree.
       combined_rank_secs: The same, in addition for each rank of the subtree.
-      relay_secs: A relay, for a message of one rank or of a subtree.
-      relay_rank_secs: The same, in addition for each rank of the subtree.
+      relay_secs: A relay, for its own message to its parent.
+      relay_rank_secs: The same, in addition for each rank of its subtree.
     """
 
     request_secs: float = 0.0
@@ -47,72 +47,76 @@ def negotiate(
     Returns:
       The time at which each rank has the response, and its CPU time `[count]`.
     """
-    negotiation = _Negotiation(tree, costs, factors, latency_secs)
-    root = _Subtree(tree, 0, tree.members(0))
+    negotiation = _Negotiation(costs, factors, latency_secs)
+    root = _Source(tree, 0, tree.members(0))
     negotiation.distribute(root, negotiation.collect(root))
     return negotiation.answered_at, negotiation.cpu_secs
 
 
-class _Subtree:
-    """A rank and the subtrees below it."""
+class _Source:
+    """A rank, and the sources of the messages that it combines: itself and the subtrees below it."""
 
     def __init__(self, tree: ControlTree, rank: int, members: range):
         self.rank, self.num_ranks = rank, len(members)
-        self.subtrees = (
-            [_Subtree(tree, part[0], part) for part in tree.subtrees(rank)] if self.num_ranks > 1 else []
-        )
+        self.sources: list[_Source] = []
+        if self.num_ranks > 1:
+            parts = [range(rank, rank + 1), *tree.subtrees(rank)]
+            self.sources = [_Source(tree, part[0], part) for part in parts]
 
 
 class _Negotiation:
     """Requests and responses. Arrays `[count]` have the times of a rank."""
 
-    def __init__(
-        self, tree: ControlTree, costs: NegotiationCosts, factors: np.ndarray, latency_secs: float
-    ):
+    def __init__(self, costs: NegotiationCosts, factors: np.ndarray, latency_secs: float):
         self._costs, self._factors, self._latency_secs = costs, factors, latency_secs
-        self.answered_at = np.zeros(tree.count)
+        self.answered_at = np.zeros(len(factors))
         self.cpu_secs = factors * costs.request_secs
 
-    def collect(self, subtree: _Subtree) -> float:
-        """Returns the time at which the root of a subtree has received and combined all requests."""
-        rank = subtree.rank
-        requested_at = self._factors[rank] * self._costs.request_secs / 2
-        if not subtree.subtrees:
-            return requested_at
-        arrivals = [(requested_at, self._secs(rank, 1))]
-        for child in subtree.subtrees:
-            arrivals.append((self.collect(child) + self._latency_secs, self._secs(rank, child.num_ranks)))
-        ended_at = 0.0
+    def collect(self, root: _Source) -> float:
+        """Returns the time at which a rank has the requests of all ranks below it."""
+        if not root.sources:
+            return self._request_secs(root)
+        arrivals = [
+            (self.collect(source) + self._latency(root, source), self._message_secs(root, source))
+            for source in root.sources
+        ]
+        combined_at = 0.0
         for arrived_at, secs in sorted(arrivals):
-            ended_at = max(ended_at, arrived_at) + secs
-        self.cpu_secs[rank] += 2 * sum(secs for _, secs in arrivals)
-        return ended_at
+            combined_at = max(combined_at, arrived_at) + secs
+        secs = self._relay_secs(root)
+        self.cpu_secs[root.rank] += 2 * (secs + sum(secs for _, secs in arrivals))
+        return combined_at + secs
 
-    def distribute(self, subtree: _Subtree, received_at: float) -> None:
-        """Sends the response to the ranks of a subtree, whose root has it.
+    def distribute(self, root: _Source, received_at: float) -> None:
+        """Sends the response to a rank and those below it.
 
-        Rank 0 sends the response to the highest rank first and its own one last, as `Coordinator` does.
-        A relay sends them in the order of ranks.
+        Rank 0 sends it to the highest rank first and to itself last, as `Coordinator` does. A relay uses
+        the order of ranks.
         """
-        rank, sent_at = subtree.rank, received_at
-        own = [None] if subtree.subtrees else []
-        receivers = [*reversed(subtree.subtrees), *own] if rank == 0 else [*own, *subtree.subtrees]
-        own_at = received_at
-        for child in receivers:
-            sent_at += self._secs(rank, child.num_ranks if child else 1)
-            if child:
-                self.distribute(child, sent_at + self._latency_secs)
-            else:
-                own_at = sent_at
-        self.answered_at[rank] = own_at + self._factors[rank] * self._costs.request_secs / 2
+        if not root.sources:
+            self.answered_at[root.rank] = received_at + self._request_secs(root)
+        sent_at = received_at + self._relay_secs(root)
+        for source in root.sources if root.rank else reversed(root.sources):
+            sent_at += self._message_secs(root, source)
+            self.distribute(source, sent_at + self._latency(root, source))
 
-    def _secs(self, rank: int, num_ranks: int) -> float:
-        """Returns the time of the root of a subtree for one message with the requests of some ranks."""
+    def _latency(self, root: _Source, source: _Source) -> float:
+        return 0.0 if source.rank == root.rank else self._latency_secs
+
+    def _request_secs(self, rank: _Source) -> float:
+        return float(self._factors[rank.rank]) * self._costs.request_secs / 2
+
+    def _relay_secs(self, root: _Source) -> float:
+        is_relay = root.rank > 0 and root.sources
+        return float(self._factors[root.rank]) * self._costs.relay_secs / 2 if is_relay else 0.0
+
+    def _message_secs(self, root: _Source, source: _Source) -> float:
+        """Returns the CPU time of a rank for the message of a source."""
         costs = self._costs
-        if rank:
-            secs = costs.relay_secs + num_ranks * costs.relay_rank_secs
-        elif num_ranks > 1:
-            secs = costs.combined_secs + num_ranks * costs.combined_rank_secs
+        if root.rank:
+            secs = source.num_ranks * costs.relay_rank_secs
+        elif source.num_ranks > 1:
+            secs = costs.combined_secs + source.num_ranks * costs.combined_rank_secs
         else:
             secs = costs.coordinator_secs
-        return float(self._factors[rank]) * secs / 2
+        return float(self._factors[root.rank]) * secs / 2

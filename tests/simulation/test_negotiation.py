@@ -29,17 +29,16 @@ def test_a_slow_rank_0_delays_each_response():
 def test_relays_combine_the_requests_of_their_subtrees():
     # rank 0 has the children 1 and 4, with the ranks 2 and 3, 5 and 6 below them
     answered_at, cpu_secs = negotiate(ControlTree(7, 2), COSTS, np.ones(7), latency_secs=10.0)
-    relay_secs = (0.6 + 0.02) / 2
-    combined_at = 10.1 + 2 * relay_secs  # the relay's own request arrives earlier
+    combined_at = 10.1 + 2 * 0.01 + 0.3  # the relay's own request arrives earlier
     combined_secs = (4.0 + 3 * 0.4) / 2
     agreed_at = combined_at + 10.0 + 2 * combined_secs
     received_at = {4: agreed_at + combined_secs + 10.0, 1: agreed_at + 2 * combined_secs + 10.0}
     for relay, at in received_at.items():
         own, *leaves = answered_at[relay : relay + 3]
-        assert own == pytest.approx(at + relay_secs + 0.1)
-        assert leaves == pytest.approx([at + n * relay_secs + 10.0 + 0.1 for n in (2, 3)])
+        assert own == pytest.approx(at + 0.3 + 0.01 + 0.1)
+        assert leaves == pytest.approx([at + 0.3 + n * 0.01 + 10.0 + 0.1 for n in (2, 3)])
     assert answered_at[0] == pytest.approx(agreed_at + 2 * combined_secs + 1.0 + 0.1)
-    relay_cpu_secs = 0.2 + 6 * relay_secs
+    relay_cpu_secs = 0.2 + 0.6 + 3 * 0.02
     rank_0_cpu_secs = 0.2 + 2.0 + 4 * combined_secs
     assert cpu_secs == pytest.approx([rank_0_cpu_secs, relay_cpu_secs, 0.2, 0.2, relay_cpu_secs, 0.2, 0.2])
 
@@ -59,7 +58,7 @@ def test_a_negotiation_grows_with_the_number_of_children(fanout, powers):
     """A repetition grows with the logarithm of the ranks."""
     costs = Costs(
         exchange_secs=60e-6, latency_secs=25e-6, request_secs=40e-6, coordinator_secs=50e-6,
-        combined_secs=50e-6, relay_secs=50e-6,
+        combined_secs=50e-6, relay_rank_secs=50e-6,
     )  # fmt: skip
     schedules = [record_schedule("allreduce", "doubling", count, 64 << 10) for count in (64, 1024)]
     repeated_secs = [simulate(schedule, costs).seconds for schedule in schedules]
