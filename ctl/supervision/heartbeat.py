@@ -11,7 +11,6 @@ provides a file in memory; elsewhere a file is overwritten in place. Write error
 """
 
 import contextlib
-import faulthandler
 import json
 import os
 import sys
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator
 
 from ctl.errors import EXIT_RETRY
 from ctl.supervision.beat_file import BeatFile, Beats, PollClock
+from ctl.supervision.stacks import format_stacks
 
 HEARTBEAT_VARIABLE = "CTL_HEARTBEAT"
 STARTING, TRAINING, EVALUATING, SAVING, ENDED = "starting", "training", "evaluating", "saving", "ended"
@@ -184,7 +184,7 @@ class Heartbeat:
                     file=file,
                     flush=True,
                 )
-                faulthandler.dump_traceback(file=file, all_threads=True)
+                print(format_stacks(), file=file)
                 print(f"ctl: exit code {EXIT_RETRY}; the job can be retried.", file=file, flush=True)
         self._end(EXIT_RETRY)
 
