@@ -37,7 +37,7 @@ test-rest: .venv/slow
 
 # real hosts and clusters: as root, with openssh-server, iproute2, iptables, slurm-wlm, munge; else skipped
 test-cluster: .venv/compiled
-	.venv/bin/python -m pytest -n 2 --dist loadfile tests/cluster -m cluster \
+	.venv/bin/python -m pytest -n 2 --dist worksteal tests/cluster -m cluster \
 		|| (echo "Failed. Each of them once more:" && $(LAST_FAILED) tests/cluster -m cluster)
 
 lint: .venv/tested

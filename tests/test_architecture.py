@@ -185,7 +185,8 @@ def test_no_helper_is_written_twice():
 # Underscore attributes outside of tensorflow_patches that are not private to TensorFlow or Keras: owners
 OTHER_PRIVATE_ATTRIBUTES = {
     "_exit": "os, and the C library in io.exit_hook",
-    "_getframe": "sys", "_run_exitfuncs": "atexit", "_replace": "NamedTuple", "_fields": "NamedTuple",
+    "_getframe": "sys", "_current_frames": "sys", "_run_exitfuncs": "atexit",
+    "_replace": "NamedTuple", "_fields": "NamedTuple",
     "_run_options": "Trainer, for ctl.run",
     "_prepare_trainer": "Trainer, for ctl.run, ctl.testing and ctl.find_learning_rate",
     "_prepared_trainer": "Trainer, for ctl.fit", "_checkpoints": "Trainer, for ctl.run",
