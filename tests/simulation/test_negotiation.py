@@ -43,6 +43,12 @@ def test_relays_combine_the_requests_of_their_subtrees():
     assert cpu_secs == pytest.approx([rank_0_cpu_secs, relay_cpu_secs, 0.2, 0.2, relay_cpu_secs, 0.2, 0.2])
 
 
+def test_the_cpu_time_of_a_relay_grows_with_the_ranks_below_it():
+    # rank 1 relays for itself and for the relays 2 and 5, with three ranks each
+    _, cpu_secs = negotiate(ControlTree(15, 2), COSTS, np.ones(15), latency_secs=1.0)
+    assert cpu_secs[[1, 2, 3]] == pytest.approx([0.2 + 0.6 + 7 * 0.02, 0.2 + 0.6 + 3 * 0.02, 0.2])
+
+
 def test_a_slow_relay_delays_all_ranks():
     even, _ = negotiate(ControlTree(7, 2), COSTS, np.ones(7), latency_secs=1.0)
     factors = np.ones(7)
