@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import socket
+import stat
 import sys
 import time
 
@@ -33,8 +34,10 @@ def num_listening():
     """Returns the number of sockets of this process that listen at a port."""
     total = 0
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as sock:
-            total += sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        with contextlib.suppress(OSError):  # the descriptor of the list has been closed
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as sock:
+                    total += sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     return total
 
 
