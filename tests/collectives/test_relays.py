@@ -15,12 +15,13 @@ from ctl.collectives.relays import Relay, unpack_messages
 from ctl.collectives.settings import Settings, read_settings
 from ctl.collectives.timeline import Timeline
 from ctl.errors import UsageError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 FANOUTS = [1, 2, 16]  # seven ranks: a chain, a tree with two relays, and without relays
 
 
+@settings(max_examples=min(50, settings().max_examples), deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 40))
 def test_each_rank_is_below_one_parent_and_no_rank_has_more_children_than_the_fanout(count, fanout):
     tree = ControlTree(count, fanout)

@@ -22,7 +22,7 @@ from ctl.collectives.errors import HorovodInternalError
 from ctl.collectives.ranks import build_ranks
 from ctl.collectives.settings import Settings
 
-COUNT, STEPS, EVENT_STEP, STOP_SECS = 7, 40, 20, 30
+COUNT, STEPS, EVENT_STEP, STOP_SECS = 7, 40, 20, 15
 SIZES = {"a": 3, "b": 500, "c": 3, "d": 100_000}
 
 
