@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from ctl.collectives.control_tree import ControlTree
-from exchange_records import record_schedule
+from exchange_records import build_schedule, record_schedule
 from negotiation import NegotiationCosts, negotiate
 from virtual_clock import Costs, simulate
 
@@ -59,8 +59,20 @@ def test_a_slow_relay_delays_all_ranks():
     assert added_secs[[0, 5, 6]] == pytest.approx(added_secs[4])
 
 
-@pytest.mark.parametrize("fanout, powers", [(1024, 16), (32, 2)])
-def test_a_negotiation_grows_with_the_number_of_children(fanout, powers):
+def test_a_simulated_collective_begins_after_its_negotiation():
+    costs = Costs(request_secs=0.2, coordinator_secs=2.0, latency_secs=10.0)
+    schedule = build_schedule(4, [[]] * 4)  # without exchanges
+    answered_at, cpu_secs = negotiate(ControlTree(4), costs, np.ones(4), latency_secs=10.0)
+    simulated = simulate(schedule, costs, is_negotiated=True)
+    np.testing.assert_allclose(simulated.finished_at, answered_at)
+    np.testing.assert_allclose(simulated.cpu_secs, cpu_secs)
+    assert simulate(schedule, costs).seconds == 0.0  # repeated without rank 0
+    slow = simulate(schedule, costs, is_negotiated=True, slowdowns={0: 10.0})
+    assert slow.seconds == pytest.approx(1.0 + 4 * 10.0 + 4 * 10.0 + 1.0)
+
+
+@pytest.mark.parametrize("fanout, messages", [(1024, [64, 1024]), (32, [32 + 2, 32 + 32])])
+def test_a_negotiation_grows_with_the_number_of_children(fanout, messages):
     """A repetition grows with the logarithm of the ranks."""
     costs = Costs(
         exchange_secs=60e-6, latency_secs=25e-6, request_secs=40e-6, coordinator_secs=50e-6,
@@ -70,5 +82,5 @@ def test_a_negotiation_grows_with_the_number_of_children(fanout, powers):
     repeated_secs = [simulate(schedule, costs).seconds for schedule in schedules]
     negotiated_secs = [simulate(s, costs, is_negotiated=True, fanout=fanout).seconds for s in schedules]
     added_secs = np.subtract(negotiated_secs, repeated_secs)
-    assert added_secs[1] / added_secs[0] == pytest.approx(powers, rel=0.1)
+    assert added_secs == pytest.approx([number * 50e-6 for number in messages], rel=0.1)
     assert repeated_secs[1] == pytest.approx(10 / 6 * repeated_secs[0])
