@@ -14,6 +14,7 @@ CORE_FILES = [ROOT / "ctl" / "trainer.py", *files_of(*BUILT_ON)]
 ALLOWED_ASSIGNMENTS = {  # of objects of users, Python, TensorFlow and protocol buffers
     "__init__.__signature__", "callback.state", "optimizer.learning_rate", "trainer.gradients",
     "trainer.step_variable", "self._wrapped.state", "options.autotune.enabled",
+    "options.experimental_optimization.apply_default_optimizations",
     "options.experimental_distribute.auto_shard_policy", "extra.values", "failure.errno", "error.exit_code",
     "weakref.finalize(self, release.release, release.register(self.iterator)).atexit",
     "threading.excepthook", "called.name", "node.attr['deterministic'].s", "node.attr[name].i",

@@ -172,15 +172,19 @@ class IndexedData:
 
         @tf.autograph.experimental.do_not_convert
         def batch(i: Any) -> Any:
-            step, replica = share[0] + i // num_local * share[1], replicas[0] + i % num_local
-            first = start + step * size
+            step, replica = (
+                (i // num_local, replicas[0] + i % num_local) if num_local > 1 else (i, replicas[0])
+            )
+            first = start + (share[0] + step * share[1] if share[1] > 1 else step) * size
             if has_equal_shares:
                 b = size // num_replicas
-                positions = first + replica * b + tf.range(b, dtype=tf.int64)
-                return read(*self._numbers(positions, seed))
+                return read(*self._numbers(first + replica * b + tf.range(b, dtype=tf.int64), seed, total))
             first, num_rows = self._batch(first, total)
-            low, high, num_real = bounds(num_rows, replica, num_replicas)
-            rows = read(*self._numbers(tf.range(first + low, first + high), seed))
+            end, num_real = first + num_rows, num_rows
+            if num_replicas > 1:
+                low, high, num_real = bounds(num_rows, replica, num_replicas)
+                first, end = first + low, first + high
+            rows = read(*self._numbers(tf.range(first, end), seed, total))
             return (rows, num_real) if is_counted else rows
 
         num_steps = _INT64_MAX if total is None else max(0, -(-(total - start) // size)) * num_local
@@ -189,9 +193,10 @@ class IndexedData:
         dataset = dataset.map(batch, num_parallel_calls=parallel, deterministic=True)
         for function in (_with_count(f) if is_counted else f for f in self._functions):
             dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        if not self._functions and self.is_in_memory:  # tuning costs a thread, cannot speed up a gather
+        if not self._functions and self.is_in_memory:  # tuning and rewriting cannot speed up a gather
             options = tf.data.Options()
             options.autotune.enabled = False
+            options.experimental_optimization.apply_default_optimizations = False
             dataset = dataset.with_options(options)
         return dataset
 
@@ -213,7 +218,7 @@ class IndexedData:
         return RowWindows(
             arrays,
             self._functions,
-            lambda positions: self._numbers(positions, seed)[0],
+            lambda positions: self._numbers(positions, seed, None)[0],
             self.batch_size,
             start=int(self._batch(start, total)[0]),
             end=end,
@@ -258,16 +263,18 @@ class IndexedData:
         num_examples = self.num_examples if self.epochs_apart else (0 if total is None else total - start)
         return not self._has_varying_shares and size % num_replicas == 0 and num_examples % size == 0
 
-    def _numbers(self, positions: Any, seed: int) -> Any:
-        """Converts positions in the endless sequence, int64 `[b]`, to numbers and epochs of examples."""
+    def _numbers(self, positions: Any, seed: int, total: int | None) -> Any:
+        """Converts positions below `total`, int64 `[b]`, to numbers and epochs. None: there is no limit."""
+        if not self.shuffle and total is not None and total <= self.num_examples:
+            return positions, 0
         epochs, offsets = positions // self.num_examples, positions % self.num_examples
         block, num_full = self.rows.block_size, self.num_examples // self.rows.block_size
         if not self.shuffle or num_full <= 1:
             return offsets, epochs
+        if block == 1:
+            return permuted(offsets, num_full, seed=seed, epochs=epochs), epochs
         blocks = tf.minimum(offsets // block, num_full - 1)
         shuffled = permuted(blocks, num_full, seed=seed, epochs=epochs)
-        if block == 1:
-            return shuffled, epochs
         is_in_last_block = offsets >= num_full * block  # which is short, and stays at the end
         return tf.where(is_in_last_block, offsets, shuffled * block + offsets % block), epochs
 

@@ -106,11 +106,8 @@ def _evaluate_set(
     all_reduce, loop = prepared.world.host_all_reduce, prepared.programs.eval_loop(name)
     with _together(all_reduce):
         batches = open_batches()
-    source, is_chief, interruption = (
-        data_name(name),
-        prepared.world.is_chief,
-        prepared.activity.interruption,
-    )
+    source, is_chief = data_name(name), prepared.world.is_chief
+    interruption = prepared.activity.interruption
     decides = is_chief or all_reduce.num_workers == 1  # an evaluator is no chief
     observation = None if observer is None else _Observation(observer, loop, all_reduce, decides)
     packed, ran = _run(loop, batches, all_reduce, source, is_chief, interruption, observation)

@@ -12,7 +12,7 @@ MAX_SECS = 2.0
 
 
 @pytest.mark.parametrize("job", [CLUSTER, dataclasses.replace(CLUSTER, ranks_per_machine=8, cores=8)])
-@pytest.mark.parametrize("lost", [[0], [500], range(100, 116)])
+@pytest.mark.parametrize("lost", [[0], pytest.param([500], marks=pytest.mark.slow), range(100, 116)])
 def test_1000_workers_form_the_next_group_within_two_seconds(job, lost):
     simulated = simulate_regroup(job, REGROUP_COSTS, lost=lost)
     assert simulated.placed_secs < simulated.connected_secs < simulated.seconds < MAX_SECS
