@@ -117,8 +117,8 @@ class IndexedData:
         return next(iter(dataset))
 
     def in_order(self) -> "IndexedData":
-        """Returns the same examples without shuffling."""
-        return self._copy(shuffle=False)
+        """Returns the same examples without shuffling, for one pass."""
+        return self._copy(shuffle=False, epochs_apart=False)
 
     def with_epochs_apart(self) -> "IndexedData":
         """Returns the same examples with batches that contain examples of one epoch only."""
