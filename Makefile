@@ -58,7 +58,8 @@ test-gpu: .venv/compiled
 # lines of ctl/ that all tests run, by folder; processes that are killed leave no record
 coverage: .venv/slow
 	-$(PYTEST) -m "not cluster" --cov --cov-report= --hypothesis-profile=quick
-	@for folder in ctl/*/ ctl/; do \
+	@rm -f .coverage.*  # incomplete ones
+	@for folder in $(filter-out %/__pycache__/,$(wildcard ctl/*/)) ctl/; do \
 		printf '%-20s ' $$folder; \
 		.venv/bin/python -m coverage report --format=total --precision=1 --include="$$folder*"; \
 	done

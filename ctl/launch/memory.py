@@ -8,13 +8,16 @@ Linux counts such kills per control group (versions 1 and 2) and per machine.
 """
 
 import contextlib
+import math
 import re
+import time
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _UNLIMITED_BYTES = 1 << 60
 _MACHINE = Path("/proc/vmstat")  # used if no control group is readable
+_EXIT_SECS = 10.0  # a process ends within this time after the kernel has killed its child
 
 
 class Memory:
@@ -28,10 +31,13 @@ class Memory:
         self.peak_bytes = 0
         self._pid = pid
         self._kills: dict[Path, int] = {}  # counter -> value at the newest read
+        self._newest_kill_secs = -math.inf  # time of the read that found it
         self._limit_bytes = _UNLIMITED_BYTES
 
     def read(self) -> None:
         """Reads the peak, and the counters of the current control group, which a process may change."""
+        if self._has_new_kill():
+            self._newest_kill_secs = time.monotonic()
         with contextlib.suppress(OSError, ValueError, IndexError):
             status = Path(f"/proc/{self._pid}/status").read_text(errors="replace")
             if match := re.search(r"VmHWM:\s+(\d+) kB", status):
@@ -45,13 +51,20 @@ class Memory:
             self._kills[_MACHINE] = _kill_count(_MACHINE)
 
     def describe_out_of_memory(self) -> str:
-        """Returns the end of a sentence if a counter has grown since the newest `read`, else ""."""
-        if all(_kill_count(path) <= before for path, before in self._kills.items()):
+        """Returns the end of a sentence if a counter has grown in the last 10 s, else "".
+
+        The kernel may have killed a child, such as the program of a shell, some time before the end.
+        """
+        is_recent = time.monotonic() - self._newest_kill_secs < _EXIT_SECS
+        if not is_recent and not self._has_new_kill():
             return ""
         limit = "the machine's memory"
         if self._limit_bytes < _UNLIMITED_BYTES:
             limit = f"a limit of {_format_bytes(self._limit_bytes)}"
         return f"was killed by the kernel, out of memory (peak {_format_bytes(self.peak_bytes)}, {limit})"
+
+    def _has_new_kill(self) -> bool:
+        return any(_kill_count(path) > before for path, before in self._kills.items())
 
     @property
     def peak(self) -> str:

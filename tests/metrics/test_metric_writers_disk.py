@@ -94,6 +94,19 @@ def test_an_error_of_the_last_event_is_detected(tmp_path, monkeypatch):
     assert [event.step for event in raw_events(tmp_path) if not event.file_version] == [1, 2]
 
 
+def test_lines_that_a_full_disk_never_takes_are_lost_with_a_warning(small_disk, caplog, monkeypatch):
+    monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
+    writer = JsonlWriter(small_disk / "metrics.jsonl")
+    small_disks.fill(small_disk / "filler")
+    for step in range(1, 4):
+        writer.write(step, {"loss": 1.0})
+    writer.note(Ended(3, RunEnd.DONE))
+    assert "3 lines are lost, because the disk still fails" in caplog.messages[-1]
+    (small_disk / "filler").unlink()
+    writer.write(4, {"loss": 1.0})
+    assert '"step": 4' in (small_disk / "metrics.jsonl").read_text()
+
+
 def test_dropped_lines_are_logged(small_disk, caplog, monkeypatch):
     monkeypatch.setattr("ctl.metrics.jsonl.MAX_PENDING", 50)
     path = small_disk / "metrics.jsonl"

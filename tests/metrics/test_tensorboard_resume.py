@@ -131,6 +131,19 @@ def test_a_file_of_a_clock_that_is_ahead_is_read_first(tmp_path, monkeypatch, ca
     assert raw_events(tmp_path)[-1].step == 1 and len(files(tmp_path)) == 2 and not caplog.text
 
 
+def test_a_clock_that_is_far_behind_the_newest_file_logs_a_warning(tmp_path, monkeypatch, caplog):
+    now_secs = time.time()
+    with monkeypatch.context() as patch:
+        patch.setattr("tensorboard.summary.writer.event_file_writer.time.time", lambda: now_secs + 3600)
+        EventFileWriter(str(tmp_path)).close()
+    monkeypatch.setattr("ctl.metrics.event_files._MAX_WAIT_SECS", 0.0)
+    folder = EventFolder(tmp_path)
+    folder.add(1.0, 1)
+    folder.close()
+    assert f"TensorBoard logs in {tmp_path}: the clock of this machine is behind" in caplog.text
+    assert len(files(tmp_path)) == 2
+
+
 def test_a_late_graph_drops_no_metrics(logs):
     attempt(logs, 0, [1])
     log = TensorBoardLog(logs)

@@ -1,0 +1,66 @@
+"""Settings and methods that cannot work together: an error before the first step."""
+
+import ctl
+import keras
+import pytest
+import tensorflow as tf
+from small_models import PlainOptimizer, Small
+
+
+class TwoSources(Small):
+    def train_data_fn(self, context):
+        return self.train_data(context)
+
+
+class Masked(Small):
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            scores = self.score(batch, training=True)
+            loss = self.average(scores["loss"], mask=tf.ones_like(scores["loss"]))
+        self.minimize(loss, tape)
+        return scores
+
+
+class Momentum(PlainOptimizer):
+    apply_gradients = PlainOptimizer.apply
+
+
+class SecondOptimizer(Small):
+    def build(self):
+        super().build()
+        self.second = Momentum("adam")
+
+
+class LocalMoments(Small):
+    def build(self):
+        super().build()
+        self.model = keras.Sequential([
+            keras.Input((8,)), keras.layers.BatchNormalization(name="moments"), keras.layers.Dense(4)
+        ])  # fmt: skip
+
+
+TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
+BEST = {"checkpoints": ctl.MemoryCheckpoints(keep=ctl.Keep(best="loss"))}
+CASES = {
+    "two sources": (TwoSources, {}, "has train_data and train_data_fn; expected one of them"),
+    "no evaluations": (Small, BEST, "by 'loss' is to be kept, but there are no evaluations"),
+    "mode train": (
+        Small, {"callbacks": [ctl.EarlyStopping("loss", patience=1)], "mode": "train"},
+        "EarlyStopping requires evaluations, but there are none. --mode=train does not evaluate",
+    ),
+    "slots": (SecondOptimizer, {}, r"self\.second has no slots yet\. Call self\.second\.build\("),
+    "mask in XLA": (Masked, {**TWO, "jit_compile": True}, r"adds up a count over replicas, which XLA"),
+    "local moments": (
+        LocalMoments, {**TWO, "strategy": "central_storage"},
+        "the layer 'moments' would normalize the examples of each of 2 replicas by themselves",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_settings_that_contradict_each_other_are_refused(case):
+    trainer_class, options, message = CASES[case]
+    with pytest.raises(ctl.UsageError, match=message):
+        trainer = trainer_class(**{"strategy": "default", "writers": [], **options})
+        trainer.train(1)
+    assert "trainer" not in locals() or trainer.step == 0
