@@ -251,19 +251,18 @@ def check_optimizers(task: Task, world: World) -> None:
     """Builds the slots of `self.optimizer`. Raises UsageError for other optimizers without slots."""
     for name, value in task.attributes.items():
         is_like_keras = attribute(value, "apply_gradients") and attribute(value, "build")
-        if name == "optimizer" and value is not None:
+        is_first = name == "optimizer" and value is not None
+        if is_first or is_like_keras:
             optimizers_lib.check_optimizer(value, name, world.topology.num_replicas)
             _check_optimizer_strategy(world, name, value)
-            if task.model is not None:
-                optimizers_lib.build_slots(value, task.model.trainable_variables)
-        elif is_like_keras:
-            optimizers_lib.check_optimizer(value, name, world.topology.num_replicas)
-            _check_optimizer_strategy(world, name, value)
-            if not getattr(value, "built", True):
-                raise UsageError(
-                    f"self.{name} has no slots yet. Call self.{name}.build(variables) in build(), "
-                    "with the variables it will update."
-                )
+        if is_first and (model := task.model) is not None:
+            if not hasattr(model, "trainable_variables"):
+                class_name = type(model).__name__
+                raise UsageError(f"self.model is a {class_name}; expected a Keras model or tf.Module.")
+            optimizers_lib.build_slots(value, model.trainable_variables)
+        elif is_like_keras and not is_first and not getattr(value, "built", True):
+            fix = f"Call self.{name}.build(variables) in build(), with the variables it will update."
+            raise UsageError(f"self.{name} has no slots yet. {fix}")
 
 
 def check_compilation(jit_compile: str, world: World, owned: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ import errno
 import ctl
 import pytest
 from ctl.checkpoints import commit, watched
+from ctl.checkpoints.snapshot import write_with_tensorflow
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
 from ctl.errors import CheckpointError, ReadError, SaveError
 from ctl.io import paths
@@ -143,3 +144,16 @@ def test_a_watched_checkpoint_that_changes_while_it_is_read_is_unusable(
 
 def test_a_directory_that_does_not_exist_yet_has_no_checkpoints(tmp_path):
     assert WatchedCheckpoints(tmp_path / "later").committed() == []
+
+
+def test_an_error_of_tensorflow_s_writer_is_an_error_of_the_file_system(state, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        write_with_tensorflow(state, str(tmp_path / "file" / "state"))
+
+
+def test_training_continues_without_its_configuration_file(tmp_path, caplog):
+    (tmp_path / "config.json").mkdir()
+    trainer = Small(writers=[], model_dir=str(tmp_path))
+    trainer.train(1)
+    assert trainer.step == 1 and "config.json cannot be written" in caplog.text

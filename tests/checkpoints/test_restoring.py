@@ -1,5 +1,6 @@
 """Restoration with read errors: transient errors are retried, only wrong content is damage."""
 
+import dataclasses
 import errno
 import functools
 import os
@@ -15,7 +16,7 @@ from conftest import TIMEOUT_SECS
 from ctl.checkpoints import commit, restoring
 from ctl.checkpoints.protocol import Manifest
 from ctl.distribute.topology import Topology
-from ctl.errors import ReadError, UsageError
+from ctl.errors import CheckpointError, ReadError, UsageError
 from ctl.io import paths
 from ctl.training.checkpointing import Checkpointing
 
@@ -226,3 +227,27 @@ def test_a_transient_error_of_the_tensor_reader_is_retried(tmp_path, monkeypatch
     with pytest.raises(ctl.CheckpointError, match="Input/output error") as raised:
         make_trainer().prepare()
     assert raised.value.exit_code == 134
+
+
+def change_manifest(path, **fields):
+    """Writes the manifest of a checkpoint with other values of some fields and their checksum."""
+    manifest = dataclasses.replace(commit.read_manifest(path), **fields)
+    (path / commit.MANIFEST).write_text(manifest.to_json())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"format": 99}, "has format 99; this version of ctl reads up to .* a newer one"),
+        ({"metrics": {"loss": 10**400}}, "invalid values of metrics"),
+        ({"files": {}}, "the manifest lists no files"),
+        ({"files": {"state.index": {"size": 800, "checksum": "md5:0"}}}, "state.index cannot be compared"),
+        ({"files": {"..": {"size": 0, "checksum": "crc32:0"}}}, "is not a file|invalid values of files"),
+    ],
+)
+def test_the_error_of_an_explicit_step_names_what_is_wrong(directory, fields, message):
+    change_manifest(directory / "ckpt-2", **fields)
+    with pytest.raises(CheckpointError, match=message):
+        restoring.find_checkpoint(directory, 2)
+    path, _ = restoring.find_checkpoint(directory, 1)
+    assert path == directory / "ckpt-1"

@@ -2,6 +2,7 @@
 
 import ctl
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from small_models import PlainOptimizer, Small
@@ -64,3 +65,47 @@ def test_settings_that_contradict_each_other_are_refused(case):
         trainer = trainer_class(**{"strategy": "default", "writers": [], **options})
         trainer.train(1)
     assert "trainer" not in locals() or trainer.step == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("", "eval", "min"), "metric is ''; expected the name"),
+        (("loss", "test", "min"), "run is 'test'; expected 'train' or 'eval'"),
+        (("loss", "eval", "small"), "mode is 'small'; expected 'max', 'min' or 'auto'"),
+    ],
+)
+def test_a_metric_that_cannot_be_monitored_is_refused(arguments, message):
+    metric, run, mode = arguments
+    with pytest.raises(ctl.UsageError, match=message):
+        ctl.EarlyStopping(metric, patience=1, run=run, mode=mode)
+
+
+def test_examples_without_arrays_are_refused():
+    with pytest.raises(ctl.UsageError, match="whose first example is empty"):
+        ctl.from_source([{}, {}], 2)
+
+
+class Pair(Small):
+    def build(self):
+        super().build()
+        self.model = {"model": self.model}
+
+
+class Uncallable(Small):
+    """A model that is a `tf.Module` without a method `__call__`."""
+
+    def build(self):
+        self.model = tf.Module()
+        self.model.weight = tf.Variable(1.0)
+        self.optimizer = PlainOptimizer("sgd")
+
+
+def test_a_dictionary_of_models_is_refused():
+    with pytest.raises(ctl.UsageError, match=r"self\.model is a \w*; expected a Keras model"):
+        Pair(strategy="default", writers=[]).train(1)
+
+
+def test_predict_refuses_a_model_that_cannot_be_called():
+    with pytest.raises(ctl.UsageError, match=r"predict\(\) calls self\.model, which is <.*Module"):
+        Uncallable(strategy="default", writers=[]).predict(np.ones([2, 8], np.float32))
