@@ -12,7 +12,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import ctl  # hides TensorFlow's start-up lines
@@ -161,11 +161,13 @@ class Result:
 
     code: int
     output: str
+    all_results: "list[Result]" = field(default_factory=list, repr=False)  # of all processes
 
     @property
     def json(self):
         lines = [line for line in self.output.splitlines() if line.startswith("{")]
-        assert lines, f"no JSON line in:\n{self.output[-3000:]}"
+        ends = "".join(f"\n\nexit code {r.code}: {r.output[-3000:]}" for r in self.all_results or [self])
+        assert lines, f"no JSON line. All processes:{ends}"
         return json.loads(lines[-1])
 
 
@@ -275,7 +277,9 @@ def run_program(tmp_path_factory):
             started.append(process)
             processes.append(process)
         codes = [p.wait(timeout=TIMEOUT_SECS) for p in processes]
-        return [Result(c, log.read_text()) for c, log in zip(codes, logs, strict=True)]
+        results: list[Result] = []
+        results += [Result(c, log.read_text(), results) for c, log in zip(codes, logs, strict=True)]
+        return results
 
     yield run
     for process in started:
