@@ -221,6 +221,10 @@ def test_a_grain_map_dataset_gets_the_epoch_unless_its_examples_are_limited():
     data = ctl.from_source(source, NUM_EXAMPLES, shuffle=False)
     first, second = numbers(data, 2)
     assert first != second and sorted(first) == sorted(second) == list(range(NUM_EXAMPLES))
+    assert numbers(data, 1, total=NUM_EXAMPLES) == [first]
+    random = source.random_map(lambda x, generator: (x[0], generator.integers(1 << 40)))
+    shuffled = numbers(ctl.from_source(random, NUM_EXAMPLES), 2)
+    assert set(shuffled[0]).isdisjoint(shuffled[1])
     limited = ctl.from_source(source, 8, shuffle=False).first_examples(8)
     first, second = numbers(limited, 2)
     assert first == second
