@@ -185,6 +185,18 @@ def _accumulate_bfloat16(total: np.ndarray, halves: np.ndarray) -> None:
         total += bits.view(np.float32)
 
 
+def widen_into(halves: np.ndarray, out: np.ndarray) -> None:
+    """Computes `out = halves`, where `out` is float32 and `halves` are 16-bit floats."""
+    if halves.dtype != _BFLOAT16:
+        out[...] = halves
+        return
+    for start in range(0, halves.size, _BLOCK_SIZE):
+        part = slice(start, start + _BLOCK_SIZE)
+        bits = out[part].view(np.uint32)
+        bits[...] = halves[part].view(np.uint16)
+        bits <<= 16
+
+
 def round_into(total: np.ndarray, out: np.ndarray) -> None:
     """Computes `out = total`, where `total` is float32 and `out` has a 16-bit float dtype."""
     if out.dtype == _BFLOAT16:

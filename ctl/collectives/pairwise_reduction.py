@@ -15,7 +15,7 @@ Two ranks that reduce the same elements do so in the same order.
 from collections.abc import Sequence
 
 import numpy as np
-from ctl.collectives import arithmetic
+from ctl.collectives import arithmetic, memory
 from ctl.collectives.mesh import Mesh
 from ctl.collectives.partners import active_rank
 from ctl.collectives.rings import JoinedArrays
@@ -49,7 +49,7 @@ class PairwiseReduction:
         if self._fold():
             self._receive(0, self._total.size)
             return
-        distance, received = 1, np.empty_like(self._values)
+        distance, received = 1, memory.allocate_aligned(self._values.size, self._values.dtype)
         while distance < self._num_active:
             partner = self._index ^ distance
             consume = self._consumer(self._values, received, is_own_first=self._index < partner)
@@ -131,12 +131,15 @@ class PairwiseReduction:
 
     def _own_vector(self) -> np.ndarray:
         """Copies the arrays of this rank to the total, or to a new vector of float32 if `_is_wide`."""
-        values = np.empty(self._total.size, np.float32) if self._is_wide else self._total
-        start = 0
-        for view in self._joined.views(0, self._total.size):
-            end = start + view.size
-            values[start:end] = arithmetic.to_float32(view) if self._is_wide else view
-            start = end
+        size, start = self._total.size, 0
+        values = memory.allocate_aligned(size, np.dtype(np.float32)) if self._is_wide else self._total
+        for view in self._joined.views(0, size):
+            part = values[start : start + view.size]
+            if self._is_wide:
+                arithmetic.widen_into(view, part)
+            else:
+                part[...] = view
+            start += view.size
         return values
 
     @property

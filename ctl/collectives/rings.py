@@ -165,8 +165,8 @@ def _reduce_halves(
     count, out = len(ranks), _part(joined.total, bounds, me)
     mesh.require_links(ranks, all_pairs=True)
     _copy(joined.views(bounds[me], bounds[me + 1]), out)
-    total = np.zeros(out.size, np.float32)
-    arithmetic.accumulate(total, out)
+    total = memory.allocate_aligned(out.size, np.dtype(np.float32))
+    arithmetic.widen_into(out, total)
 
     def consume(offset: int, chunk: np.ndarray) -> None:
         received = chunk.view(joined.dtype)

@@ -57,10 +57,10 @@ def test_results_are_those_of_numpy_and_equal_bitwise(algorithm, ranks, dtype, o
     np.testing.assert_equal(arrays, copies)
 
 
-@pytest.mark.parametrize("algorithm", ["doubling", "halving"])
+@pytest.mark.parametrize("algorithm", ["ring", "doubling", "halving"])
 @pytest.mark.parametrize("count", [3, 4, 7])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_large_sums_are_bitwise_equal_and_rounded_as_on_a_ring(algorithm, count, dtype):
+def test_large_sums_are_bitwise_equal_and_rounded_once(algorithm, count, dtype):
     size = 3 * CHUNK // 2 + 5
     arrays = [[np.random.default_rng(rank).normal(size=size).astype(dtype)] for rank in range(count)]
     results = reduced(arrays, arithmetic.SUM, algorithm)
@@ -83,6 +83,21 @@ def test_nan_and_signed_zero_have_equal_bits_on_all_ranks(op, algorithm, count):
     results = reduced(arrays, op, algorithm)
     assert {r[0].tobytes() for r in results} == {results[0][0].tobytes()}
     assert np.isnan(results[0][0][:7]).all() and (results[0][0][7:] == 0).all()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "doubling", "halving"])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_sum_of_negative_zeros_is_negative_zero(algorithm, dtype):
+    results = reduced([[np.full(200, -0.0, dtype)]] * 3, arithmetic.SUM, algorithm)
+    assert all(np.signbit(total.astype(np.float32)).all() for (total,) in results)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_16_bit_floats_of_each_bit_pattern_are_widened(dtype):
+    halves = np.tile(np.arange(2**16, dtype=np.uint16), 2)[7:].view(dtype)  # more than one block
+    wide = np.empty(halves.size, np.float32)
+    arithmetic.widen_into(halves, wide)
+    np.testing.assert_array_equal(wide, halves.astype(np.float32))
 
 
 def test_the_size_and_the_number_of_ranks_select_the_algorithm():
