@@ -156,7 +156,7 @@ def record_schedule(
     is_symmetric = collective != "broadcast" and algorithm not in ("doubling", "halving")
     ranks = range(1 if is_symmetric and count > _MAX_COMPLETE_RANKS else count)
     records = [record_exchanges(collective, algorithm, count, me, unit, dtype) for me in ranks]
-    copied_bytes = _count_copies(collective, algorithm, count, dtype) * float(num_bytes)
+    copied_bytes = _count_copies(collective, algorithm, count, dtype, num_bytes) * float(num_bytes)
     return build_schedule(count, records, num_bytes / unit if unit else 1.0, copied_bytes)
 
 
@@ -180,13 +180,17 @@ def record_on_machines(
     return dataclasses.replace(build_schedule(len(machines), records), machine_by_rank=machines)
 
 
-def _count_copies(collective: str, algorithm: str, count: int, dtype: str) -> int:
+def _count_copies(collective: str, algorithm: str, count: int, dtype: str, num_bytes: int) -> float:
     """Returns how often a rank copies or converts its vector within its memory."""
+    if dtype == "bfloat16":  # converted to float32 before the additions, and rounded after them
+        if algorithm == "ring" and count == 2:
+            return 3.0 if num_bytes <= rings.MAX_PAIR_BYTES else 1.5  # two addends and the sum
+        return {"doubling": 2.0, "halving": 1 + 1 / count}.get(algorithm, 2 / count)
     if algorithm == "doubling":  # two vectors take turns; the result must be in the first one
-        return 2 if dtype == "bfloat16" else 1 + (count.bit_length() - 1) % 2
+        return 1.0 + (count.bit_length() - 1) % 2
     if algorithm == "tree":
-        return {"allgather": count, "alltoall": 1}.get(collective, 0)
-    return 1 if algorithm == "halving" else 0
+        return {"allgather": count, "alltoall": 1}.get(collective, 0.0)
+    return 1.0 if algorithm == "halving" else 0.0
 
 
 def _unit_bytes(collective: str, algorithm: str, count: int, num_bytes: int) -> int:
