@@ -167,7 +167,7 @@ def main(_: list[str]) -> None:
             with namespaces(_RANKS.value, delay_secs, byte_secs) as names:
                 median_secs, min_secs = measure_all(names, algorithm, size)
             schedule = record_schedule("allreduce", algorithm, _RANKS.value, size)
-            simulated = simulate(schedule, Costs(**network_costs(algorithm), **wire))
+            simulated = simulate(schedule, Costs(**network_costs(), **wire))
             simulated_secs = simulated.seconds + 2 * delay_secs
             milliseconds = [1e3 * secs for secs in (median_secs, min_secs, simulated_secs)]
             error = 100 * (simulated_secs / min_secs - 1)

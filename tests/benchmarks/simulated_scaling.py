@@ -67,10 +67,11 @@ def efficiency(step_secs: float, model: str, gigabits: float, method: str, worke
         return 1.0
     num_bytes = MODELS[model] * _ITEM_BYTES[dtype]
     network = NetworkCosts(_LATENCY_SECS, 8e-9 / gigabits)
-    algorithm = select_algorithm(workers, num_bytes, network.rounded())
+    is_wide = dtype == "bfloat16"
+    algorithm = select_algorithm(workers, num_bytes, network.rounded(), is_wide=is_wide)
     schedule = record_cached("allreduce", algorithm, workers, num_bytes, dtype)
     wire = {"latency_secs": network.latency_secs, "wire_byte_secs": network.byte_secs}
-    costs = Costs(**network_costs(algorithm, dtype), **wire)
+    costs = Costs(**network_costs(dtype), **wire)
     sum_secs = simulate(schedule, costs, is_negotiated=is_negotiated).seconds
     return step_secs / (step_secs + sum_secs / steps_per_sum)
 

@@ -64,7 +64,8 @@ def simulate_case(case: Case, all_costs: Iterable[Costs], dtype: str) -> list[fl
     """Returns the CPU time of a call, the mean of the ranks except rank 0, for each of the costs."""
     algorithm, count, size = case
     is_negotiated = algorithm != "repeated"
-    selected = algorithm if is_negotiated else select_algorithm(count, size)
+    is_wide = dtype == "bfloat16"
+    selected = algorithm if is_negotiated else select_algorithm(count, size, is_wide=is_wide)
     schedule = record_schedule("allreduce", selected, count, size, dtype)
     simulated = [simulate(schedule, costs, is_negotiated=is_negotiated) for costs in all_costs]
     return [float(one.cpu_secs[1:].mean()) for one in simulated]

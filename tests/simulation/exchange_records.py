@@ -182,7 +182,7 @@ def record_on_machines(
 
 def _count_copies(collective: str, algorithm: str, count: int, dtype: str, num_bytes: int) -> float:
     """Returns how often a rank copies or converts its vector within its memory."""
-    if dtype == "bfloat16":  # converted to float32 before the additions, and rounded after them
+    if dtype == "bfloat16" and collective in ("allreduce", "reducescatter"):  # summed in float32
         if algorithm == "ring" and count == 2:
             return 3.0 if num_bytes <= rings.MAX_PAIR_BYTES else 1.5  # two addends and the sum
         return {"doubling": 2.0, "halving": 1 + 1 / count}.get(algorithm, 2 / count)

@@ -19,18 +19,17 @@ MEMORY_COSTS = {  # shared memory, float32
     "exchange_secs": 35.1e-6, "sent_byte_secs": 0.0836e-9, "stored_byte_secs": 0.0836e-9,
     "reduced_byte_secs": 0.239e-9, "copied_byte_secs": 0.0872e-9,
 }  # fmt: skip
-_FLOAT32_COSTS = {  # the request is that of shared memory
-    "call_secs": 79e-6, "request_secs": 46.7e-6, **_TREE_COSTS,
-    "exchange_secs": 32.9e-6, "sent_byte_secs": 0.147e-9, "stored_byte_secs": 0.147e-9,
-    "reduced_byte_secs": 0.348e-9, "copied_byte_secs": 0.050e-9,
-}  # fmt: skip
-_BFLOAT16_RING_COSTS = {  # with the request; TensorFlow converts each part
-    "exchange_secs": 183e-6, "sent_byte_secs": 0.838e-9, "stored_byte_secs": 0.838e-9,
-    "reduced_byte_secs": 0.279e-9,
-}  # fmt: skip
-_BFLOAT16_COSTS = {  # with the request
-    "call_secs": 427e-6, "exchange_secs": 77.7e-6, "sent_byte_secs": 0.130e-9,
-    "stored_byte_secs": 0.130e-9, "reduced_byte_secs": 0.288e-9, "copied_byte_secs": 0.704e-9,
+_NETWORK_COSTS = {  # sockets on the loopback device, 2026-11-28
+    "float32": {
+        "call_secs": 201e-6, "request_secs": 72.2e-6, **_TREE_COSTS,
+        "exchange_secs": 50.8e-6, "sent_byte_secs": 0.232e-9, "stored_byte_secs": 0.232e-9,
+        "reduced_byte_secs": 0.624e-9, "copied_byte_secs": 0.0986e-9,
+    },
+    "bfloat16": {
+        "call_secs": 199e-6, "request_secs": 63.0e-6, **_TREE_COSTS,
+        "exchange_secs": 71.1e-6, "sent_byte_secs": 0.402e-9, "stored_byte_secs": 0.402e-9,
+        "reduced_byte_secs": 0.683e-9, "copied_byte_secs": 0.0603e-9,
+    },
 }  # fmt: skip
 START_COSTS = StartCosts(
     fork_secs=888e-6, rank_secs=9.42e-3, call_secs=113e-6, refused_secs=26e-6, accept_secs=57e-6,
@@ -38,14 +37,12 @@ START_COSTS = StartCosts(
 )  # fmt: skip
 REGROUP_COSTS = RegroupCosts(
     poll_secs=5e-6, send_secs=20e-6, read_secs=80e-6, assign_secs=40e-6, address_secs=60e-9,
-    parse_secs=60e-9, leave_secs=14e-3, start=START_COSTS, sums=Costs(**_FLOAT32_COSTS),
+    parse_secs=60e-9, leave_secs=14e-3, start=START_COSTS, sums=Costs(**_NETWORK_COSTS["float32"]),
 )  # fmt: skip
 REGROUP_CPU_SECS = {300: 0.051, 1000: 0.243}  # workers -> of the launcher
 START_SECS = {16: 0.13, 64: 0.60, 256: 3.01}  # processes -> time on 2 cores, without other work
 
 
-def network_costs(algorithm: str, dtype: str = "float32") -> dict[str, float]:
-    """Returns the CPU costs of an all-reduce over sockets, measured on the loopback device."""
-    if dtype == "float32":
-        return _FLOAT32_COSTS
-    return _BFLOAT16_RING_COSTS if algorithm == "ring" else _BFLOAT16_COSTS
+def network_costs(dtype: str = "float32") -> dict[str, float]:
+    """Returns the CPU costs of an all-reduce over sockets."""
+    return _NETWORK_COSTS[dtype]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from ctl.collectives import arithmetic
 from exchange_records import (
     ALGORITHMS,
     DTYPES,
@@ -65,6 +66,20 @@ def test_proportional_sizes_are_those_of_a_complete_record(
         expected, values = getattr(complete, name), getattr(proportional, name)
         np.testing.assert_array_equal(np.broadcast_to(values, expected.shape), expected)
     assert proportional.copied_bytes == complete.copied_bytes
+
+
+@pytest.mark.parametrize(
+    "collective, algorithm, count",
+    [("allreduce", "ring", 4), ("allreduce", "halving", 4), ("allreduce", "doubling", 8),
+     ("reducescatter", "ring", 4), ("reducescatter", "halving", 4)],
+)  # fmt: skip
+def test_conversions_of_bfloat16_are_those_of_the_engine(monkeypatch, collective, algorithm, count):
+    num_bytes, converted = 64 << 10, []
+    expected = record_schedule(collective, algorithm, count, num_bytes, "bfloat16").copied_bytes
+    for name in ("widen_into", "round_into"):
+        monkeypatch.setattr(arithmetic, name, lambda values, out: converted.append(values.size))
+    record_exchanges(collective, algorithm, count, 0, num_bytes, "bfloat16")
+    assert sum(converted) * DTYPES["bfloat16"].itemsize == expected > 0
 
 
 @pytest.mark.parametrize("count", [2, 4, 6, 16, 31])

@@ -17,7 +17,7 @@ MAX_RATIO = 1.3
 def network(gigabits, latency_secs=25e-6):
     """Returns the costs of machines in one data centre."""
     wire = {"latency_secs": latency_secs, "wire_byte_secs": 8e-9 / gigabits}
-    return Costs(**network_costs("auto"), **wire)
+    return Costs(**network_costs(), **wire)
 
 
 @functools.cache

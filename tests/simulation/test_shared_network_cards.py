@@ -25,7 +25,7 @@ MAX_RATIO = 1.5
 def network(gigabits):
     """Returns the simulated costs, and the costs if one rank of each machine sends."""
     wire = {"latency_secs": 25e-6, "wire_byte_secs": 8e-9 / gigabits}
-    return Costs(**network_costs("auto"), **wire), NetworkCosts(25e-6, 8e-9 / gigabits)
+    return Costs(**network_costs(), **wire), NetworkCosts(25e-6, 8e-9 / gigabits)
 
 
 @functools.cache
