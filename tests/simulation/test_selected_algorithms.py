@@ -14,24 +14,26 @@ SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]  # bytes
 MAX_RATIO = 1.3
 
 
-def network(gigabits, latency_secs=25e-6):
+def network(gigabits, latency_secs=25e-6, dtype="float32"):
     """Returns the costs of machines in one data centre."""
     wire = {"latency_secs": latency_secs, "wire_byte_secs": 8e-9 / gigabits}
-    return Costs(**network_costs(), **wire)
+    return Costs(**network_costs(dtype), **wire)
 
 
 @functools.cache
-def seconds(algorithm, count, num_bytes, costs, collective="allreduce"):
-    return simulate(record_schedule(collective, algorithm, count, num_bytes), costs).seconds
+def seconds(algorithm, count, num_bytes, costs, collective="allreduce", dtype="float32"):
+    return simulate(record_schedule(collective, algorithm, count, num_bytes, dtype), costs).seconds
 
 
-def slower_choices(count, costs, network_costs=ONE_MACHINE):
+def slower_choices(count, costs, network_costs=ONE_MACHINE, dtype="float32"):
     """Returns the ratios to the fastest algorithm that are larger than `MAX_RATIO`, by size."""
     ratios = {}
     for size in SIZES:
-        fastest_secs = min(seconds(name, count, size, costs) for name in ALGORITHMS["allreduce"])
-        selected = select_algorithm(count, size, network_costs)
-        ratios[size] = seconds(selected, count, size, costs) / fastest_secs
+        selected = select_algorithm(count, size, network_costs, is_wide=dtype == "bfloat16")
+        by_algorithm = {
+            name: seconds(name, count, size, costs, dtype=dtype) for name in ALGORITHMS["allreduce"]
+        }
+        ratios[size] = by_algorithm[selected] / min(by_algorithm.values())
     return {size: round(ratio, 2) for size, ratio in ratios.items() if ratio > MAX_RATIO}
 
 
@@ -58,6 +60,13 @@ def test_the_selected_algorithm_is_fast_for_a_thousand_ranks(count, gigabits):
 def test_the_costs_of_a_slow_network_select_a_fast_algorithm(count, gigabits, latency_secs):
     costs = NetworkCosts(latency_secs, 8e-9 / gigabits).rounded()
     assert not slower_choices(count, network(gigabits, latency_secs), costs)
+
+
+@pytest.mark.parametrize("count", [3, 16, 48])
+@pytest.mark.parametrize("gigabits", [1, 10])
+def test_the_selected_algorithm_is_fast_for_bfloat16(count, gigabits):
+    costs = NetworkCosts(25e-6, 8e-9 / gigabits).rounded()
+    assert not slower_choices(count, network(gigabits, dtype="bfloat16"), costs, "bfloat16")
 
 
 @pytest.mark.parametrize("count", [3, 6, 16, 48])
