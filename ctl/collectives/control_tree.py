@@ -51,11 +51,13 @@ class ControlTree:
         """Returns the parent of a rank, and the rank with those below it."""
         parent, members = 0, range(self.count)
         while members[0] != rank:
-            parent = members[0]
-            members = next(subtree for subtree in self._split(members[1:]) if rank in subtree)
+            parent, members = members[0], members[1:]
+            count, num_parts = len(members), min(self.fanout, len(members))
+            i = ((rank - members[0] + 1) * num_parts - 1) // count  # the part with the rank
+            members = members[count * i // num_parts : count * (i + 1) // num_parts]
         return parent, members
 
     def _split(self, members: range) -> tuple[range, ...]:
-        num_parts = min(self.fanout, len(members))
-        bounds = [len(members) * i // num_parts for i in range(num_parts + 1)] if num_parts else [0]
+        count, num_parts = len(members), min(self.fanout, len(members))
+        bounds = [count * i // num_parts for i in range(num_parts + 1)] if num_parts else [0]
         return tuple(members[start:end] for start, end in itertools.pairwise(bounds))

@@ -1,6 +1,7 @@
 """A change of up to 1,000 workers of an elastic job in virtual time."""
 
 import dataclasses
+import functools
 
 import pytest
 from measured_costs import REGROUP_COSTS, REGROUP_CPU_SECS
@@ -11,6 +12,12 @@ CLUSTER = Job(1000, latency_secs=100e-6)
 MAX_SECS = 2.0
 
 
+@functools.cache
+def simulate_loss(count):
+    """Returns the times if rank 1 of `count` workers is lost."""
+    return simulate_regroup(dataclasses.replace(CLUSTER, count=count), REGROUP_COSTS, lost=[1])
+
+
 @pytest.mark.parametrize("job", [CLUSTER, dataclasses.replace(CLUSTER, ranks_per_machine=8, cores=8)])
 @pytest.mark.parametrize("lost", [[0], pytest.param([500], marks=pytest.mark.slow), range(100, 116)])
 def test_1000_workers_form_the_next_group_within_two_seconds(job, lost):
@@ -19,17 +26,13 @@ def test_1000_workers_form_the_next_group_within_two_seconds(job, lost):
 
 
 def test_the_time_of_the_launcher_grows_in_proportion_to_the_workers():
-    small, large = (
-        simulate_regroup(dataclasses.replace(CLUSTER, count=count), REGROUP_COSTS, lost=[1])
-        for count in (250, 1000)
-    )
-    assert large.launcher_cpu_secs < 6 * small.launcher_cpu_secs
+    assert simulate_loss(1000).launcher_cpu_secs < 6 * simulate_loss(250).launcher_cpu_secs
 
 
 @pytest.mark.parametrize("count", REGROUP_CPU_SECS)
 def test_the_simulated_launcher_takes_the_time_of_the_real_one(count):
-    simulated = simulate_regroup(dataclasses.replace(CLUSTER, count=count), REGROUP_COSTS, lost=[1])
-    assert simulated.launcher_cpu_secs == pytest.approx(REGROUP_CPU_SECS[count], rel=0.2)
+    expected = pytest.approx(REGROUP_CPU_SECS[count], rel=0.2)
+    assert simulate_loss(count).launcher_cpu_secs == expected
 
 
 def test_the_time_of_two_workers_is_the_sum_of_the_costs():
@@ -45,7 +48,6 @@ def test_the_time_of_two_workers_is_the_sum_of_the_costs():
 
 
 def test_a_worker_that_leaves_slowly_delays_the_group_by_its_own_time():
-    simulated = simulate_regroup(CLUSTER, REGROUP_COSTS, lost=[3])
     slow = dataclasses.replace(REGROUP_COSTS, leave_secs=REGROUP_COSTS.leave_secs + 3.0)
-    delay_secs = simulate_regroup(CLUSTER, slow, lost=[3]).seconds - simulated.seconds
+    delay_secs = simulate_regroup(CLUSTER, slow, lost=[1]).seconds - simulate_loss(1000).seconds
     assert delay_secs == pytest.approx(3.0, abs=0.2)
