@@ -47,7 +47,7 @@ def _histogram(step: int, name: str, array: np.ndarray, run: str) -> HistogramLo
     finite = values[np.isfinite(values)]
     if not finite.size:
         return HistogramLogged(step, name, (0.0, 0.0), (0.0,), run)
-    low, high = float(finite.min()), float(finite.max())
+    low, high = float(np.min(finite)), float(np.max(finite))
     if math.isclose(low, high):
         return HistogramLogged(step, name, (low - 0.5, low + 0.5), (float(finite.size),), run)
     counts, edges = np.histogram(finite, _MAX_INTERVALS, (low, high))
