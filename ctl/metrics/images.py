@@ -27,7 +27,8 @@ def image_grid(step: int, name: str, images: Any) -> ImageLogged:
             "c of 1, 3 or 4."
         )
     if array.dtype != np.uint8:
-        array = np.uint8(np.clip(np.nan_to_num(array.astype(np.float32)), 0, 1) * 255 + 0.5)
+        shares = np.clip(np.nan_to_num(array.astype(np.float32)), 0, 1)
+        array = (shares * 255 + 0.5).astype(np.uint8)
     n, h, w, c = array.shape
     columns = math.ceil(math.sqrt(n))
     rows = math.ceil(n / columns)

@@ -229,7 +229,7 @@ class Totals:
         """Returns means by name of a matrix summed over replicas and steps. The mean of no value is NaN."""
         sums, counts = self.broadcast(packed).T
         with np.errstate(divide="ignore", invalid="ignore"):
-            means = np.float32(sums / counts)
+            means = (sums / counts).astype(np.float32)
         pairs = zip(self.names, means, strict=True)
         return {name: float(mean) for name, mean in pairs if name != ROWS}
 
