@@ -131,16 +131,10 @@ class PairwiseReduction:
 
     def _own_vector(self) -> np.ndarray:
         """Copies the arrays of this rank to the total, or to a new vector of float32 if `_is_wide`."""
-        size, start = self._total.size, 0
-        values = memory.allocate_aligned(size, np.dtype(np.float32)) if self._is_wide else self._total
-        for view in self._joined.views(0, size):
-            part = values[start : start + view.size]
-            if self._is_wide:
-                arithmetic.widen_into(view, part)
-            else:
-                part[...] = view
-            start += view.size
-        return values
+        if self._is_wide:
+            return self._joined.widened(0, self._total.size)
+        self._joined.copy(0, self._total.size)
+        return self._total
 
     @property
     def _index(self) -> int:

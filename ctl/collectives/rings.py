@@ -54,6 +54,22 @@ class JoinedArrays:
             low, i = end, i + 1
         return parts
 
+    def copy(self, low: int, high: int) -> None:
+        """Copies the elements from `low` to `high` to the total."""
+        at = low
+        for view in self.views(low, high):
+            self.total[at : at + view.size] = view
+            at += view.size
+
+    def widened(self, low: int, high: int) -> np.ndarray:
+        """Returns the elements from `low` to `high`, 16-bit floats, as a new vector of float32."""
+        wide = memory.allocate_aligned(high - low, np.dtype(np.float32))
+        at = 0
+        for view in self.views(low, high):
+            arithmetic.widen_into(view, wide[at : at + view.size])
+            at += view.size
+        return wide
+
     def results(self) -> list[np.ndarray]:
         """Returns views of `total` with the sizes of the arrays."""
         starts = self._starts[:-1]
@@ -111,7 +127,7 @@ def _reduce_parts(
     """Reduces and divides part i of the total on rank i of the ring."""
     count, total = len(ranks), joined.total
     if count == 1:
-        _copy(joined.views(bounds[0], bounds[1]), total[bounds[0] : bounds[1]])
+        joined.copy(bounds[0], bounds[1])
     elif arithmetic.is_half(joined.dtype) and op in _SUMS and count > 2:
         _reduce_halves(mesh, ranks, me, joined, bounds)
         return
@@ -164,9 +180,7 @@ def _reduce_halves(
     """
     count, out = len(ranks), _part(joined.total, bounds, me)
     mesh.require_links(ranks, all_pairs=True)
-    _copy(joined.views(bounds[me], bounds[me + 1]), out)
-    total = memory.allocate_aligned(out.size, np.dtype(np.float32))
-    arithmetic.widen_into(out, total)
+    total = joined.widened(bounds[me], bounds[me + 1])
 
     def consume(offset: int, chunk: np.ndarray) -> None:
         received = chunk.view(joined.dtype)
@@ -240,13 +254,6 @@ def ring_alltoall(
             part,
         )
     return joined
-
-
-def _copy(views: Sequence[np.ndarray], out: np.ndarray) -> None:
-    at = 0
-    for view in views:
-        out[at : at + view.size] = view
-        at += view.size
 
 
 def bounds_of(sizes: Sequence[int]) -> list[int]:
