@@ -133,7 +133,7 @@ class PairwiseReduction:
         """Copies the arrays of this rank to the total, or to a new vector of float32 if `_is_wide`."""
         if self._is_wide:
             return self._joined.widened(0, self._total.size)
-        self._joined.copy(0, self._total.size)
+        self._joined.fill_total()
         return self._total
 
     @property

@@ -54,10 +54,10 @@ class JoinedArrays:
             low, i = end, i + 1
         return parts
 
-    def copy(self, low: int, high: int) -> None:
-        """Copies the elements from `low` to `high` to the total."""
-        at = low
-        for view in self.views(low, high):
+    def fill_total(self) -> None:
+        """Copies the arrays to the total."""
+        at = 0
+        for view in self.views(0, self.total.size):
             self.total[at : at + view.size] = view
             at += view.size
 
@@ -127,7 +127,7 @@ def _reduce_parts(
     """Reduces and divides part i of the total on rank i of the ring."""
     count, total = len(ranks), joined.total
     if count == 1:
-        joined.copy(bounds[0], bounds[1])
+        joined.fill_total()
     elif arithmetic.is_half(joined.dtype) and op in _SUMS and count > 2:
         _reduce_halves(mesh, ranks, me, joined, bounds)
         return
