@@ -26,9 +26,9 @@ _NETWORK_COSTS = {  # sockets on the loopback device, 2026-11-28
         "reduced_byte_secs": 0.624e-9, "copied_byte_secs": 0.0986e-9,
     },
     "bfloat16": {
-        "call_secs": 199e-6, "request_secs": 63.0e-6, **_TREE_COSTS,
-        "exchange_secs": 71.1e-6, "sent_byte_secs": 0.402e-9, "stored_byte_secs": 0.402e-9,
-        "reduced_byte_secs": 0.683e-9, "copied_byte_secs": 0.0603e-9,
+        "call_secs": 201e-6, "request_secs": 81.0e-6, **_TREE_COSTS,
+        "exchange_secs": 64.4e-6, "sent_byte_secs": 0.415e-9, "stored_byte_secs": 0.415e-9,
+        "reduced_byte_secs": 0.653e-9, "copied_byte_secs": 0.0634e-9,
     },
 }  # fmt: skip
 START_COSTS = StartCosts(
