@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ctl.metrics.events import number_or_event
+from ctl.metrics.images import image_grid
 from ctl.metrics.protocol import HistogramLogged, TextLogged
 from ctl.metrics.summaries import histogram_summary
 from small_models import Small, every_step
@@ -74,3 +75,10 @@ def test_a_value_that_cannot_be_logged_is_refused_and_log_outside_a_run_has_no_e
         with pytest.raises(ctl.UsageError, match=r"log\("):
             number_or_event(1, name, value)
     Small(strategy="default", writers=[]).log("x", 1.0)
+
+
+def test_float_images_are_rounded_and_values_outside_0_to_1_are_clipped():
+    values = [[0.0, 0.25, 0.5], [1.0, 2.0, -1.0], [np.nan, 0.001, 0.002]]
+    logged = image_grid(1, "images", np.reshape(values, [1, 3, 3, 1]))
+    decoded = tf.io.decode_png(logged.png)
+    assert decoded[..., 0].numpy().tolist() == [[0, 64, 128], [255, 255, 0], [0, 0, 1]]

@@ -52,6 +52,10 @@ def test_every_example_counts_once_on_any_replica():
     assert means(vector(1.0, 2.0), vector(), vector(6.0)) == {"x": 3.0}
 
 
+def test_means_have_the_precision_of_float32():
+    assert means(vector(1.0, 0.0, 0.0)) == {"x": float(np.float32(1 / 3))}
+
+
 def test_scalars_are_averaged_over_the_replicas_that_had_examples():
     assert means(({"x": tf.constant(1.0)}, 2), ({"x": tf.constant(4.0)}, 1)) == {"x": 2.5}
     assert means(({"x": tf.constant(1.0)}, 2), ({"x": tf.constant(np.nan)}, 0)) == {"x": 1.0}
