@@ -40,7 +40,7 @@ atexit.register(gc.freeze)  # runs last, so that the exit of pytest traverses no
 
 settings.register_profile("few", max_examples=100, deadline=None)
 settings.register_profile("quick", max_examples=20, deadline=None)  # make test
-settings.register_profile("many", max_examples=250, deadline=None)  # make test-all
+settings.register_profile("many", max_examples=150, deadline=None)  # make test-all
 settings.load_profile("few")
 
 

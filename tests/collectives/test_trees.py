@@ -25,8 +25,11 @@ def on_ranks(ranks, call):
     return run_on_ranks(len(ranks), lambda me: call(group[ranks[me]], ranks, me))
 
 
+@functools.cache
 def random_bytes(seed, size):
-    return np.random.default_rng([seed, size]).integers(0, 256, size, np.uint8)
+    values = np.random.default_rng([seed, size]).integers(0, 256, size, np.uint8)
+    values.setflags(write=False)
+    return values
 
 
 @ALGORITHMS
@@ -35,7 +38,7 @@ def test_a_broadcast_copies_the_bytes_of_any_root(algorithm, count, size, data):
     root = data.draw(st.integers(0, count - 1))
 
     def broadcast(mesh, ranks, me):
-        buffer = random_bytes(me, size)
+        buffer = random_bytes(me, size).copy()
         trees.broadcast_bytes(mesh, ranks, me, buffer, root, algorithm)
         return buffer
 

@@ -1,10 +1,10 @@
 """Short runs of a whole program that leave no files."""
 
 import json
-import subprocess
 import sys
 
 import ctl
+import processes
 import pytest
 from conftest import PROGRAMS, ROOT, environment
 from small_models import Small
@@ -78,7 +78,7 @@ def test_checkpoints_and_lengths_of_the_program_are_not_used(tmp_path):
     program = tmp_path / "own.py"
     program.write_text(OWN_SETTINGS.format(programs=str(PROGRAMS), directory=str(tmp_path / "own")))
     command = [sys.executable, str(program), "--fast_dev_run", "--export=none"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    result = processes.run(command, env=environment())
     assert result.returncode == 0, result.stderr[-2000:]
     assert "trained 2 steps" in result.stderr and not (tmp_path / "own").exists()
 
@@ -98,6 +98,5 @@ def test_it_is_no_setting_of_a_trainer():
 def test_each_model_trains_with_half_precision(name):
     options = ["--precision=mixed_bfloat16", "--fast_dev_run", "--export=none", "--global_batch_size=8"]
     command = [sys.executable, "-m", f"models.{name}", *options]
-    options = {"capture_output": True, "text": True, "cwd": ROOT, "env": environment()}
-    result = subprocess.run(command, check=False, **options)
+    result = processes.run(command, cwd=ROOT, env=environment())
     assert result.returncode == 0 and "trained 2 steps" in result.stderr, result.stderr[-2000:]

@@ -36,8 +36,8 @@ JOBS = {  # cases of several processes, with the options of `ctl launch`
 RESUMED = "mnist"  # with the older commit until step STEPS - 10, then with this tree
 
 
-def outcome(tree: Path, name: str, model_dir: Path | None = None) -> dict:
-    """Returns the JSON line of a case that runs with the packages of `tree`."""
+def outcome(tree: Path, name: str, model_dir: Path | None = None, *, run=subprocess.run) -> dict:
+    """Returns the JSON line of a case that runs with the packages of `tree`, in processes of `run`."""
     program = [sys.executable, str(ROOT / "tests" / "golden" / "cases.py"), name]
     if model_dir is not None:
         program.append(str(model_dir))
@@ -45,9 +45,8 @@ def outcome(tree: Path, name: str, model_dir: Path | None = None) -> dict:
         logs = tempfile.mkdtemp(prefix="golden-")
         program = [sys.executable, "-m", "ctl", "launch", *JOBS[name], f"--log_dir={logs}", "--", *program]
     environ = {**os.environ, "PYTHONPATH": str(tree)}
-    completed = subprocess.run(
-        program, cwd=tree, env=environ, check=False, capture_output=True, text=True, timeout=TIMEOUT_SECS
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    completed = run(program, cwd=tree, env=environ, timeout=TIMEOUT_SECS, **streams)
     lines = [line for line in completed.stdout.splitlines() if line.startswith("{")]
     if completed.returncode or not lines:
         raise SystemExit(

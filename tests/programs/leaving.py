@@ -26,6 +26,7 @@ def report(**facts):
 class Leaving(faulty.Evaluated if os.environ.get("EVALUATES") else faulty.Faulty):
     """A faulty job that reports its processes."""
 
+    @tf.autograph.experimental.do_not_convert
     def train_step(self, batch):
         report(traced=True)
         return super().train_step(batch)
@@ -53,6 +54,7 @@ class Varied(Leaving):
         self.model = keras.Model([x, number], keras.layers.Dense(1)(hidden))
         self.gradients = ctl.Gradients(clip_norm=1.0)
 
+    @tf.autograph.experimental.do_not_convert
     def train_step(self, batch):
         report(traced=True)
         with tf.GradientTape() as tape:

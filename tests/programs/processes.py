@@ -97,7 +97,7 @@ def _server_environ() -> dict[str, str]:
 
 
 class _Server:
-    """A server that starts with the first request and ends with this process."""
+    """A server that starts with the first request to any server and ends with this process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen | None = None
@@ -106,7 +106,8 @@ class _Server:
     def request(self, request: Mapping, streams: Sequence[int]) -> tuple[socket.socket, int]:
         """Starts a program. Returns a socket that reports its end, and its process id."""
         if self._process is None:
-            self._start()
+            for server in _servers:
+                server._start()
         ours, theirs = socket.socketpair()
         with theirs:
             text = json.dumps(request).encode()
@@ -136,8 +137,10 @@ class _Server:
             self._process.wait()
 
 
-# Two servers in turn: their hash seeds differ, so workers of one job order sets differently.
-_servers = itertools.cycle([_Server(), _Server()])
+# Two servers in turn: their hash seeds differ, so workers of one job order sets differently. They start
+# together: otherwise the second worker of the first job would start seconds after the first one.
+_servers = [_Server(), _Server()]
+_next_server = itertools.cycle(_servers)
 _starting = threading.Lock()
 
 
@@ -164,7 +167,7 @@ class _Forked(subprocess.Popen):
         self._reading = threading.Lock()
         try:
             with _starting:
-                self._end, self.pid = next(_servers).request(request, streams)
+                self._end, self.pid = next(_next_server).request(request, streams)
         finally:
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
         self._child_created = True

@@ -96,6 +96,7 @@ class Small(ctl.Trainer):
         logits = self.model(x, training=training)
         return {"loss": tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)}
 
+    @tf.autograph.experimental.do_not_convert
     def train_step(self, batch):
         with tf.GradientTape() as tape:
             scores = self.score(batch, training=True)
@@ -103,6 +104,7 @@ class Small(ctl.Trainer):
         self.minimize(loss, tape)
         return scores
 
+    @tf.autograph.experimental.do_not_convert
     def eval_step(self, batch):
         return self.score(batch, training=False)
 
