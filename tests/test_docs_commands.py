@@ -38,12 +38,11 @@ PREPARATION = {  # commands that a reader of the page has run before
 SCRIPT_OPTIONS = {
     "overhead": ["--strategy=default"], "xla": ["--model=tiny"],
     "host_cost": ["--only=metrics", "--rounds=1"],
-    "communication": ["--steps=4", "--variants", "tcp"],
-    "saving": ["--rounds=1", "--every=4"], "sparse": ["--case=50,000 x 8, 512 rows"],
-    "hvd": ["--calls=2", "--sides", "ours"],
+    "communication": ["--steps=4", "--variants", "tutorial", "tcp"],
+    "saving": ["--rounds=1", "--every=4"], "sparse": ["--case=50,000 x 8, 512 rows"], "hvd": ["--calls=2"],
     "simulated_scaling": ["--steps=4", "--rounds=1", "--workers=8,64"],
     "simulation_errors": ["--ranks=2,3", "--bytes=131072", "--rounds=1", "--calls=5"],
-    "sync_every": ["--steps=16", "--every", "16", "--outer"],
+    "sync_every": ["--steps=32", "--every", "16", "--outer", "0.7,0.5"],
 }  # fmt: skip
 EXECUTABLES = {
     "ctl": [sys.executable, "-m", "ctl"], "ctlrun": [sys.executable, "-m", "ctl.launch.horovodrun_cli"],
