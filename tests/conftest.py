@@ -22,7 +22,7 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
-TIMEOUT_SECS = 240
+TIMEOUT_SECS = 600  # reached by failures only; a busy machine takes several times as long as a quiet one
 # these files run first
 LONGEST_FILES = {"test_docs_commands.py", "test_docs.py", "test_models_gallery.py", "test_deploy_slurm.py"}
 FOLDERS = sorted({path.parent for path in (ROOT / "tests").rglob("test_*.py")})

@@ -11,7 +11,7 @@ from pathlib import Path
 import ctl
 import pytest
 import tensorflow as tf
-from conftest import ROOT, environment, some_of
+from conftest import ROOT, TIMEOUT_SECS, environment, some_of
 from measures import tree_of
 
 # Layers of folders and root modules: each imports lower layers only. Imports within a folder have no cycle.
@@ -283,7 +283,8 @@ def test_importing_ctl_or_its_pure_parts_does_not_import_tensorflow():
         "ctl.collectives.engine",
     ]
     code = f"import sys, {', '.join(modules)}; sys.exit('tensorflow' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], env=environment(), timeout=60, check=False)
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env=environment(), timeout=TIMEOUT_SECS, check=False)
     assert result.returncode == 0
 
 
@@ -361,6 +362,6 @@ print(json.dumps(changes_by_module))
 def test_importing_a_module_does_nothing_but_define_names():
     result = subprocess.run(
         [sys.executable, "-c", SIDE_EFFECTS], env=environment(), capture_output=True, text=True,
-        timeout=240, check=False,
+        timeout=TIMEOUT_SECS, check=False,
     )  # fmt: skip
     assert result.stdout.strip() == "{}", result.stdout + result.stderr[-2000:]

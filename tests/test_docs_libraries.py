@@ -8,7 +8,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from conftest import environment
+from conftest import TIMEOUT_SECS, environment
 
 PAGE = Path(__file__).parent.parent / "docs/libraries.md"
 FIRST, *SECTIONS = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -35,7 +35,7 @@ def test_the_example_of_a_library_runs(section, tmp_path):
     program = tmp_path / "example.py"
     program.write_text("".join(CODE.findall(FIRST) + CODE.findall(section)), encoding="utf-8")
     result = processes.run(
-        [sys.executable, str(program)], cwd=tmp_path, env=environment(), timeout=600,
+        [sys.executable, str(program)], cwd=tmp_path, env=environment(), timeout=TIMEOUT_SECS,
         stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-3000:]

@@ -11,7 +11,7 @@ import typing
 
 import ctl
 import pytest
-from conftest import ROOT
+from conftest import ROOT, TIMEOUT_SECS
 from ctl.config import FIELDS, RUN_SETTINGS
 from ctl.setting_types import RunSettings, TrainerSettings
 
@@ -47,7 +47,9 @@ def can_run_pyright():
     """Returns False without the package, Node.js, or the files that its first start downloads."""
     command = [sys.executable, "-m", "pyright", "--version"]
     environment = {**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
-    result = subprocess.run(command, check=False, capture_output=True, timeout=120, env=environment)
+    result = subprocess.run(
+        command, check=False, capture_output=True, timeout=TIMEOUT_SECS, env=environment
+    )
     return result.returncode == 0
 
 
@@ -65,7 +67,9 @@ def pyright(folder):
     }
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", "."]
-    result = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        command, check=False, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_SECS
+    )
     messages = {path.name: [] for path in folder.glob("*.py")}
     for message in json.loads(result.stdout)["generalDiagnostics"]:
         messages[message["file"].rpartition("/")[2]].append(message["message"])

@@ -17,7 +17,7 @@ import training
 from conftest import PROGRAMS, ROOT
 from test_ssh_commands import environ
 
-TIMEOUT_SECS = 300
+TIMEOUT_SECS = 600
 FLAGS = ("--dropout=0", "--export=none")
 FACTS = re.compile(r"\[(\d+)\]<stdout>:(\{.*\})")
 

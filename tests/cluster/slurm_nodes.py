@@ -19,8 +19,8 @@ from pathlib import Path
 
 NODES = ("n1", "n2", "n3")
 NODE_TIMEOUT_SECS = 60  # SlurmdTimeout; longer than the timeout of srun for a dead machine
-START_SECS = 60
-JOB_SECS = 300
+START_SECS = 300
+JOB_SECS = 900
 ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")  # states of jobs that are not restarted
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged", "ip", "unshare", "nsenter",
              "setpriv")  # fmt: skip
@@ -112,8 +112,8 @@ class Cluster:
     def call(self, *command: object, on: str = "head", check: bool = True, **env: str) -> str:
         """Runs a command on a machine; returns its output."""
         result = subprocess.run(
-            self._inside(on, *command), env=self._environ | env, capture_output=True, text=True, timeout=60,
-            check=False, stdin=subprocess.DEVNULL,
+            self._inside(on, *command), env=self._environ | env, capture_output=True, text=True,
+            timeout=START_SECS, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert not check or result.returncode == 0, (
             f"{command}: {result.returncode}\n{result.stdout}{result.stderr}"

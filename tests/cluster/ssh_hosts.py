@@ -17,7 +17,7 @@ from pathlib import Path
 
 PROGRAMS = ("ip", "ssh", "ssh-keygen", "sshd", "nsenter", "unshare")
 LAUNCH = "launch"
-_TIMEOUT_SECS = 30
+_TIMEOUT_SECS = 300
 _SBIN = "/usr/sbin:/sbin"
 _SSHD_CONFIG = """Port 22
 HostKey /etc/ssh/test_host_key

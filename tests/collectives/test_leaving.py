@@ -20,7 +20,7 @@ from ctl.collectives.transports.link import CHUNK
 from ctl.collectives.transports.shared_memory import MemoryLink, SharedMemory, open_memory
 
 ROWS = 20_000  # too many for the coordinator, few enough for the buffers of a socket
-WAIT_SECS = 60.0
+WAIT_SECS = 600.0
 
 
 def tcp_pair():

@@ -270,7 +270,7 @@ def test_a_late_rank_is_named_in_a_warning(capfd):
 
         def run(rank):
             if rank == 1:
-                assert warned.wait(60)
+                assert warned.wait(600)
             sums_of(engines[rank], "step", np.ones(5))
 
         def wait_for_warning():
@@ -304,7 +304,7 @@ def test_a_rank_that_is_lost_during_a_repetition_fails_all_others():
 
         def run(rank):
             repeat_step(engines[rank])
-            all_done.wait(60)
+            all_done.wait(600)
             if rank == 2:
                 for link in engines[rank]._mesh.sockets:
                     link.shutdown(socket.SHUT_RDWR)

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from conftest import environment
+from conftest import TIMEOUT_SECS, environment
 
 TWO_RANKS = """
 import json, os, socket, sys
@@ -32,7 +32,7 @@ if rank == 0:
 
 def test_ranks_sum_numbers_and_refuse_different_shapes_without_importing_tensorflow():
     command = [sys.executable, "-c", TWO_RANKS]
-    output = subprocess.check_output(command, env=environment(), text=True, timeout=120)
+    output = subprocess.check_output(command, env=environment(), text=True, timeout=TIMEOUT_SECS)
     total, (error_type, message), has_imported_tensorflow = json.loads(output)
     assert total == [3, 3, 3]
     assert error_type == "UsageError" and "[2]" in message and "[3]" in message

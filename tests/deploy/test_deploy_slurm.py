@@ -10,7 +10,7 @@ import time
 
 import processes
 import pytest
-from conftest import PROGRAMS, ROOT, environment
+from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment
 from ctl.deploy import command, slurm
 from fake_slurm import pids_of_tasks
 
@@ -118,7 +118,7 @@ class Cluster:
 
     def run(self, **variables):
         process = self.start(**variables)
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=TIMEOUT_SECS)
         return process.returncode, output
 
     def calls(self, name):
@@ -208,7 +208,7 @@ def test_near_the_time_limit_tasks_save_and_the_job_goes_back(tmp_path, array, j
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGUSR1)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 0, output
     assert len(list(tmp_path.glob("saved-*"))) == 2
     assert cluster.calls("scontrol") == [["requeue", job]] and len(cluster.calls("srun")) == 1
@@ -220,7 +220,7 @@ def test_a_job_that_slurm_does_not_take_back_has_not_succeeded(tmp_path):
     while not (tmp_path / "up").exists():
         time.sleep(0.05)
     process.send_signal(signal.SIGUSR1)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 143 and "submit the same script again" in output
 
 
@@ -233,7 +233,7 @@ def test_a_signal_between_two_steps_is_not_lost(tmp_path):
         if "after 2 restarts" in line:
             break
     process.send_signal(signal.SIGUSR1)  # within the four seconds until the next step
-    process.communicate(timeout=60)
+    process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 0 and len(cluster.calls("srun")) == 3
     assert cluster.calls("scontrol") == [["requeue", "77"]]
 
@@ -247,11 +247,11 @@ def test_a_program_that_ignores_sigterm_is_not_waited_for(tmp_path):
         time.sleep(0.05)
     started_secs = time.monotonic()
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(60) == 0 and 4 <= time.monotonic() - started_secs < 40
+    assert process.wait(TIMEOUT_SECS) == 0 and 4 <= time.monotonic() - started_secs < 100
     assert cluster.calls("scontrol") == [["requeue", "77"]]
     for pid in pids_of_tasks(tmp_path):
         os.killpg(pid, signal.SIGKILL)
-    assert "Tasks are still running 5 s after SIGTERM" in process.communicate(timeout=60)[0]
+    assert "Tasks are still running 5 s after SIGTERM" in process.communicate(timeout=TIMEOUT_SECS)[0]
 
 
 def without_pauses(cluster):
@@ -285,7 +285,7 @@ def test_the_signal_ends_the_wait_for_a_machine(tmp_path):
     process = cluster.start()
     assert "srun could not start" in process.stdout.readline()
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=60)
+    process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 0 and cluster.calls("scontrol")[-1] == ["requeue", "77"]
 
 
@@ -311,7 +311,7 @@ def test_a_code_that_comes_after_sigterm_is_not_final(tmp_path):
         time.sleep(0.05)
     for pid in pids_of_tasks(tmp_path):
         os.killpg(pid, signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 1 and "A task was lost (srun: 1)" in output
 
 
@@ -342,7 +342,7 @@ def test_tasks_that_get_usr1_themselves_send_the_job_back(tmp_path):
         time.sleep(0.05)
     for pid in pids_of_tasks(tmp_path):
         os.killpg(pid, signal.SIGUSR1)
-    process.communicate(timeout=60)
+    process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 0 and cluster.calls("scontrol") == [["requeue", "77"]]
 
 
@@ -386,7 +386,7 @@ def test_two_tasks_train_together_save_on_the_signal_and_resume(tmp_path):
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.1)
     process.send_signal(signal.SIGUSR1)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 0 and "2 workers" in output, output
     assert cluster.calls("scontrol") == [["requeue", job]]
     [saved] = [int(p.name.split("-")[1]) for p in (model_dir / "checkpoints").glob("ckpt-*")]

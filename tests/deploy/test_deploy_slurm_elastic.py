@@ -9,7 +9,7 @@ import pytest
 from ctl.deploy import command
 from test_deploy_slurm import PROGRAM, make_script
 
-TIMEOUT_SECS = 60
+TIMEOUT_SECS = 600
 CTL = """#!/bin/sh
 echo "$@" >> "$DIR/launches"
 trap 'echo TERM >> "$DIR/launches"; exit 143' TERM

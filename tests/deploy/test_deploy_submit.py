@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+from conftest import TIMEOUT_SECS
 from ctl import cli
 from golden_cases import IMAGE, OUTPUT, PROGRAM
 from google.auth.credentials import AnonymousCredentials
@@ -171,7 +172,8 @@ def test_writing_a_job_never_imports_google_s_client():
         f"cli.main(['deploy', 'vertex', {IMAGE!r}, '--', 'python', '-m', 't']); "
         "sys.exit(any(m.startswith(('google.cloud.', 'tensorflow')) for m in sys.modules))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, timeout=TIMEOUT_SECS, check=False)
     assert result.returncode == 0, result.stderr
 
 
@@ -216,7 +218,7 @@ def test_gcloud_reads_the_file(options, collection, service, capsys, tmp_path):
     ]
     result = subprocess.run(
         ["gcloud", *command, "--region=us-central1", "--display-name=f", f"--config={path}"],
-        env=environ, capture_output=True, text=True, timeout=120, check=False,
+        env=environ, capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False,
     )  # fmt: skip
     assert (result.returncode == 0) == (collection != "refused"), result.stderr
     assert len(service.came) == (collection != "refused")

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import TIMEOUT_SECS
 from ctl.checkpoints.protocol import Manifest
 from ctl.checkpoints.tracked_state import TrackedState
 from ctl.distribute.topology import Topology
@@ -32,9 +33,9 @@ class ThreadGroup:
     def _all(self, value):
         values, barrier = self._shared
         values[self.ranks.rank] = value
-        barrier.wait(30)
+        barrier.wait(TIMEOUT_SECS)
         result = [values[rank] for rank in range(self.ranks.size)]
-        barrier.wait(30)
+        barrier.wait(TIMEOUT_SECS)
         return result
 
 

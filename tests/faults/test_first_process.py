@@ -118,7 +118,7 @@ def zombies():
     return states.count(["Z", "1"])
 
 print("zombies", zombies(), flush=True)
-until = time.monotonic() + 60
+until = time.monotonic() + 600
 while zombies():
     if time.monotonic() > until: sys.exit("zombies remain")
     time.sleep(0.05)

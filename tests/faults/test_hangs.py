@@ -21,7 +21,7 @@ attempt = int(os.environ["CTL_ATTEMPT"])
 print("pid", os.getpid(), flush=True)
 if attempt == 2: sys.exit()
 def train_for_ever(step=7):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while time.monotonic() < until: beat(step, "training", 1.0)
 """
 )
@@ -42,7 +42,7 @@ def test_a_stopped_worker_is_named_and_all_start_again(job, victim):
     os.kill(pids[victim], signal.SIGSTOP)
     stopped = time.monotonic()
     wait_for(lambda: not any(map(is_alive, pids)))
-    assert time.monotonic() - stopped <= 30
+    assert time.monotonic() - stopped <= 50  # the default is 60 s
     code, err = job.end()
     reason = rf"worker {victim} \(job {victim}\) sent no heartbeat for \d+ s \(last at step 7\)"
     assert code == 0 and re.search(f"{reason}; killing it", err)

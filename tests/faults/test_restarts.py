@@ -6,6 +6,7 @@ import stat
 
 import numpy as np
 import pytest
+from conftest import TIMEOUT_SECS
 from training import (
     STEPS,
     assert_bit_identical,
@@ -89,7 +90,7 @@ def test_a_job_shrinks_and_grows_with_its_hosts(tmp_path, unbroken):
             wait_until(lambda at=step: max(trace(tmp_path / "run"), default=0) >= at, process)
             hosts.write_text(f"localhost:{slots}\n")
             send(pids(tmp_path / "run")[0], "KILL")
-        assert process.wait(240) == 0, output_of(tmp_path / "run").read_text()[-3000:]
+        assert process.wait(TIMEOUT_SECS) == 0, output_of(tmp_path / "run").read_text()[-3000:]
     assert [a["workers"] for a in attempts(tmp_path / "run")] == [2, 1, 3]
     losses, expected = trace(tmp_path / "run"), trace(unbroken_dir)
     assert losses.keys() == expected.keys()

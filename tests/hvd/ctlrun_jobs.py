@@ -11,14 +11,14 @@ from pathlib import Path
 import processes
 from conftest import ROOT
 
-TIMEOUT_SECS = 120
+TIMEOUT_SECS = 600
 PROGRAM_START = """
 import json, os, pathlib, signal, sys, time
 rank = int(os.environ["HOROVOD_RANK"])
 here = pathlib.Path(os.environ["TEST_DIR"])
 
 def wait_for(condition):
-    until = time.monotonic() + 100
+    until = time.monotonic() + 600
     while not condition():
         if time.monotonic() > until:
             sys.exit("waited in vain")

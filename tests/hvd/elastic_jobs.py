@@ -18,7 +18,7 @@ import processes
 from conftest import ROOT
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-TIMEOUT_SECS = 200
+TIMEOUT_SECS = 600
 LINE = re.compile(r"\[(\d+)\]<stdout>:(\{.*\})[\r\n]")
 
 

@@ -17,7 +17,7 @@ from conftest import ROOT, free_ports
 from processes import start
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-TIMEOUT_SECS = 240
+TIMEOUT_SECS = 600
 
 
 def rank_environment(rank: int, addresses: Sequence[str], **extra: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ import json
 import sys
 
 import processes
-from conftest import ROOT, environment
+from conftest import ROOT, TIMEOUT_SECS, environment
 
 RANKED = """
 import json, os
@@ -18,7 +18,7 @@ print(json.dumps({"ranks": ranks, "task": task, "total": float(total[-1])}), flu
 """
 
 
-def run(*arguments, timeout=300):
+def run(*arguments, timeout=TIMEOUT_SECS):
     result = processes.run(
         [sys.executable, "-m", *arguments], cwd=ROOT, env=environment(CUDA_VISIBLE_DEVICES=""),
         text=True, timeout=timeout,

@@ -95,7 +95,7 @@ def test_listeners_hear_of_changes_of_their_group_only(launcher):
     elastic_line.join_next_group()
     launcher.send(change=1, time=1.0, group=2)
     launcher.send(change=2, time=5.0, group=3)
-    assert listener.came.wait(60) and listener.told == [(5.0, 2)]
+    assert listener.came.wait(TIMEOUT_SECS) and listener.told == [(5.0, 2)]
     elastic_line.remove_listener(listener)
     launcher.send(change=2, time=6.0, group=3)
     launcher.assign(4)
@@ -115,7 +115,9 @@ def test_a_lost_rank_is_reported_before_and_after_registration(launcher):
 
     elastic_line.set_loss_listener(report_loss)
     assert (
-        has_message.wait(60) and "rank 1 is gone" in reasons[0] and elastic_line.read_loss() == reasons[0]
+        has_message.wait(TIMEOUT_SECS)
+        and "rank 1 is gone" in reasons[0]
+        and elastic_line.read_loss() == reasons[0]
     )
     launcher.assign(4)
     elastic_line.join_next_group()
@@ -124,7 +126,7 @@ def test_a_lost_rank_is_reported_before_and_after_registration(launcher):
     elastic_line.set_loss_listener(report_loss)
     launcher.send(lost=1, group=3)  # of the group before
     launcher.send(lost=0, group=4)
-    assert has_message.wait(60) and len(reasons) == 2 and "rank 0 is gone" in reasons[1]
+    assert has_message.wait(TIMEOUT_SECS) and len(reasons) == 2 and "rank 0 is gone" in reasons[1]
 
 
 def test_a_group_that_breaks_at_once_is_followed_by_the_next(launcher, capsys):
@@ -246,10 +248,10 @@ def test_new_hosts_are_reported_at_once_and_the_ranks_change_when_they_are_ready
     state = elastic.ObjectState(bcast_object=lambda value: value, batch=0)
     elastic_line.add_listener(state)
     launcher.send(notice=2, time=7.0, group=2)
-    assert state._host_messages.get(timeout=60) == (7.0, 2)
+    assert state._host_messages.get(timeout=TIMEOUT_SECS) == (7.0, 2)
     state.commit()  # continues
     launcher.send(change=2, time=8.0, group=2)
-    assert state._host_messages.get(timeout=60) == (8.0, 2)
+    assert state._host_messages.get(timeout=TIMEOUT_SECS) == (8.0, 2)
     with pytest.raises(HostsUpdatedInterrupt):
         state.commit()
     elastic_line.remove_listener(state)

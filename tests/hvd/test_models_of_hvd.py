@@ -26,7 +26,6 @@ def test_an_example_runs(example, tmp_path):
         [sys.executable, "-m", "ctl.launch.horovodrun_cli", "-np", str(ranks),
          sys.executable, "-m", f"models.horovod.{model}", *RUNS[model], *options],
         cwd=ROOT, env=environment(CUDA_VISIBLE_DEVICES=""),
-        timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     if model == "synthetic_benchmark":

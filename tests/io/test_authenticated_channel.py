@@ -239,7 +239,7 @@ def test_the_timeout_of_a_caller_holds_for_a_listener_that_sends_slowly():
     start = time.monotonic()
     with pytest.raises(UnprovenError, match="did not prove within 1 s"):
         connect(impostor.getsockname(), ENDPOINT, {"rank": 1}, 1.0)
-    assert time.monotonic() - start < 10  # all bytes take 20 s
+    assert time.monotonic() - start < 18  # all bytes take 20 s
     stopped.set()
     impostor.close()
 
@@ -261,8 +261,8 @@ def test_silent_callers_are_disconnected_after_the_timeout(monkeypatch):
 def test_many_unauthenticated_callers_do_not_block_a_member(count):
     count = min(count, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # both ends are in this process
     with ListenerThread() as server, crowd(server.address[1], silent=min(count, 600)):
-        strangers = [socket.create_connection(server.address, timeout=30) for _ in range(count - 600)]
-        deadline_secs = time.monotonic() + 60
+        strangers = [socket.create_connection(server.address, TIMEOUT_SECS) for _ in range(count - 600)]
+        deadline_secs = time.monotonic() + TIMEOUT_SECS
         remaining_ranks = list(range(10))
         while remaining_ranks and time.monotonic() < deadline_secs:
             try:
@@ -279,7 +279,7 @@ def test_many_unauthenticated_callers_do_not_block_a_member(count):
 def test_a_limit_of_pending_callers_does_not_end_the_listener(monkeypatch):
     monkeypatch.setattr(channel, "MAX_PENDING_CALLERS", 8)
     with ListenerThread() as server:
-        strangers = [socket.create_connection(server.address, timeout=30) for _ in range(50)]
+        strangers = [socket.create_connection(server.address, TIMEOUT_SECS) for _ in range(50)]
         with server.call():
             pass
         assert server.wait_for_claims(1) == [{"rank": 1}] and server.listener.refused >= 42

@@ -273,7 +273,7 @@ class Iterator:
 destroyed = threading.Event()
 dropped, held = (Batches(Iterator(), None, False, None, "skip", "") for _ in range(2))
 del dropped
-destroyed.wait(60)
+destroyed.wait(600)
 """
 
 
@@ -298,7 +298,7 @@ class Iterator:
 started = threading.Event()
 dropped = Batches(Iterator(), None, False, None, "skip", "")
 del dropped
-started.wait(60)
+started.wait(600)
 """
 
 

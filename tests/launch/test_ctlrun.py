@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, TIMEOUT_SECS
 from ctlrun_jobs import Ctlrun, by_rank
 from launching import is_alive
 
@@ -225,7 +225,7 @@ def test_the_command_is_installed_under_its_name():
     printed = subprocess.run(
         [sys.executable, "-c", "import tomllib; print(tomllib.load(open('pyproject.toml', 'rb'))"
          "['project']['scripts']['ctlrun'])"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False,
     )  # fmt: skip
     if sys.version_info >= (3, 11):
         assert printed.stdout.strip() == "ctl.launch.horovodrun_cli:main"

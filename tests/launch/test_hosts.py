@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import TIMEOUT_SECS
 from ctl.errors import UsageError
 from ctl.launch import discovery, hosts, remote_entry, ssh
 from ctl.launch.cli import build_allocation, parse_launch
@@ -193,7 +194,7 @@ def test_the_real_ssh_accepts_its_options():
     command = ssh.ssh_command("me@h1")
     settings_of_ssh = subprocess.run(
         [*command[: command.index("-T")], "-G", *command[command.index("-T") : -1]],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=TIMEOUT_SECS, check=True,
     ).stdout.splitlines()  # fmt: skip
     expected = {"batchmode yes", "stricthostkeychecking true", "user me", "serveraliveinterval 5"}
     assert expected <= set(settings_of_ssh)

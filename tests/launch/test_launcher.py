@@ -30,7 +30,7 @@ from ctl.launch.terminal_text import TerminalText, read_tail
 from ctl.version import __version__
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_SECS = 60
+TIMEOUT_SECS = 600
 
 
 def worker_tasks(count=2):

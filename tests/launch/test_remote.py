@@ -10,7 +10,7 @@ from conftest import ROOT
 from ctl.launch import remote, ssh
 from launching import is_alive, wait_for
 
-TIMEOUT_SECS = 60
+TIMEOUT_SECS = 600
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import named_functions
 import pytest
-from conftest import ROOT, environment
+from conftest import ROOT, TIMEOUT_SECS, environment
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
 from ctl.launch.output import RankOutput
@@ -109,7 +109,7 @@ def test_a_function_of_main_is_sent_with_cloudpickle_or_refused_with_a_hint(tmp_
 
     def output_of(*arguments):
         result = subprocess.run(
-            [sys.executable, str(script), *arguments], cwd=ROOT, timeout=120,
+            [sys.executable, str(script), *arguments], cwd=ROOT, timeout=TIMEOUT_SECS,
                 env=environment(PYTHONPATH=os.pathsep.join([str(ROOT), *sys.path])),
             capture_output=True, text=True, check=False,
         )  # fmt: skip
@@ -158,5 +158,5 @@ def test_a_call_in_a_thread_is_refused_with_a_hint():
 
     thread = threading.Thread(target=call)
     thread.start()
-    thread.join(60)
+    thread.join(600)
     assert errors == ["run() was called in another thread; call it in the main thread."]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import TIMEOUT_SECS
 from ctl.metrics.console import ConsoleWriter
 from ctl.metrics.protocol import Ended, Progressed, RunEnd, RunInfo, Saved, Started, Traced
 from terminals import ESCAPES, Clock, Terminal
@@ -56,7 +57,7 @@ def test_rich_is_imported_for_a_run_and_its_progress_bar_for_a_terminal():
         "writer(live=False); assert 'rich.progress' not in sys.modules; "
         "writer(io.StringIO(), live=True); assert 'rich.progress' in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=TIMEOUT_SECS)
 
 
 def test_a_line_of_training_has_the_documented_format(clock):

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import TIMEOUT_SECS
 from ctl.metrics.console import ConsoleWriter
 from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.memory import MemoryWriter
@@ -142,4 +143,4 @@ def test_writers_can_be_imported_without_tensorflow(tmp_path):
         "ctl.metrics.tensorboard as t; t.TensorBoardWriter(sys.argv[1]); "
         "assert 'tensorflow' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=TIMEOUT_SECS)

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 import small_disks
+from conftest import TIMEOUT_SECS
 from ctl.metrics.event_files import EventFolder
 from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Ended, RunEnd, RunInfo, Started
@@ -24,7 +25,7 @@ def small_disk(tmp_path):
 def wait_for_message(caplog, message):
     import time
 
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_SECS
     while message not in caplog.text:
         assert time.monotonic() < deadline, caplog.text
         time.sleep(0.01)

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from conftest import TIMEOUT_SECS
 from ctl.metrics.event_files import EventFolder
 from ctl.metrics.protocol import Ended, RunEnd, Started, Traced
 from ctl.metrics.tensorboard import TensorBoardWriter
@@ -113,7 +114,7 @@ def test_a_killed_program_leaves_a_folder_that_can_be_resumed(logs):
         "[log.scalars(1000.0, step, {'loss': 1.0}, 'train') for step in range(1, 2000)]; "
         "os._exit(1)"
     )
-    subprocess.run([sys.executable, "-c", program, str(logs)], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", program, str(logs)], check=False, timeout=TIMEOUT_SECS)
     last = scalar_steps(logs / "train")[-1]
     assert 100 < last < 1999
     attempt(logs, 100, range(101, 104))

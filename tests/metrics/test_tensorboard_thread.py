@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from conftest import TIMEOUT_SECS
 from ctl.metrics.protocol import Ended, Progressed, RunEnd, RunInfo, Saved, Started
 from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
@@ -60,7 +61,7 @@ def test_a_full_queue_drops_with_one_warning_and_never_waits(logs, warnings_logg
     original_scalars = TensorBoardLog.scalars
 
     def blocked_scalars(self, *args):
-        assert gate.wait(60)
+        assert gate.wait(TIMEOUT_SECS)
         original_scalars(self, *args)
 
     monkeypatch.setattr(TensorBoardLog, "scalars", blocked_scalars)
@@ -75,7 +76,7 @@ def test_a_full_queue_drops_with_one_warning_and_never_waits(logs, warnings_logg
 
 def test_a_disk_that_hangs_delays_the_end_for_a_bounded_time(logs, warnings_logged, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(TensorBoardLog, "scalars", lambda self, *args: gate.wait(60))
+    monkeypatch.setattr(TensorBoardLog, "scalars", lambda self, *args: gate.wait(TIMEOUT_SECS))
     writer = TensorBoardWriter(logs, close_timeout_secs=0.05)
     writer.write(1, {"loss": 1.0})
     writer.note(Ended(1, RunEnd.DONE))
@@ -105,7 +106,7 @@ def test_metrics_are_flushed_before_the_end(logs, monkeypatch):
     writer = TensorBoardWriter(logs, flush_every_secs=0.01)
     writer.write(1, {"loss": 1.0})
     writer.write(2, {"loss": 1.0})
-    assert flushed.wait(60)
+    assert flushed.wait(TIMEOUT_SECS)
     writer.note(Ended(2, RunEnd.DONE))
 
 
@@ -134,7 +135,7 @@ def test_metrics_without_an_end_are_written_when_the_program_exits(logs):
         "from ctl.metrics.protocol import Ended, RunEnd; r = T(sys.argv[1]); r.write(1, {'loss': 1.0}); "
         "r.note(Ended(1, RunEnd.DONE)); r.write(2, {'loss': 1.0})"
     )
-    subprocess.run([sys.executable, "-c", program, str(logs)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program, str(logs)], check=True, timeout=TIMEOUT_SECS)
     assert scalar_steps(logs / "train") == [1, 2]
 
 
@@ -143,7 +144,7 @@ def test_a_program_without_tensorflow_writes_its_metrics_and_ends_normally(logs)
         "import sys, ctl; writer = ctl.TensorBoardWriter(sys.argv[1]); "
         "writer.write(1, {'loss': 1.0}, 'train'); writer.write(2, {'loss': 2.0}, 'train')"
     )
-    subprocess.run([sys.executable, "-c", program, str(logs)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program, str(logs)], check=True, timeout=TIMEOUT_SECS)
     assert scalar_steps(logs / "train") == [1, 2]
 
 

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-LIMIT_SECS = 120
+LIMIT_SECS = 600
 
 
 def run(

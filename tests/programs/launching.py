@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_SECS = 60
+TIMEOUT_SECS = 600
 
 WORKER = """
 import json, os, pathlib, signal, sys, time
@@ -25,7 +25,7 @@ job = index + len(task["cluster"].get("chief", [])) * (role == "worker")
 here = pathlib.Path(os.environ["TEST_DIR"])
 
 def wait_for(condition):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while not condition():
         if time.monotonic() > until:
             sys.exit("waited in vain")

@@ -86,7 +86,7 @@ def run_row(row: str, directory: Path, environment: dict[str, str], columns=COLU
     ]
     if job is not None:
         program = [sys.executable, "-m", "ctl", "launch", *job, f"--log_dir={directory}", "--", *program]
-    result = processes.run(program, env=environment, timeout=400)
+    result = processes.run(program, env=environment)
     if result.returncode or not path.exists():
         output = result.stdout[-2000:] + result.stderr[-2000:]
         raise RuntimeError(f"{row} ended with {result.returncode}:\n{output}")

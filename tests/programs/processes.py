@@ -23,7 +23,7 @@ from pathlib import Path
 import warm_server
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_SECS = 240
+TIMEOUT_SECS = 600  # as in conftest.py
 _OPTIONS = {"stdin", "stdout", "stderr", "env", "cwd", "text", "bufsize", "start_new_session"}
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from ctl.collectives.partners import partners_of, peers_of
 from ctl.collectives.transports.link import CHUNK
 
-TIMEOUT_SECS = 60
+TIMEOUT_SECS = 600
 
 
 class QueueMesh:

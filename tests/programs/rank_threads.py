@@ -52,7 +52,7 @@ def run_on_ranks(count, call):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
         assert not thread.is_alive()
     if errors:
         raise errors[0]

@@ -29,7 +29,7 @@ from small_models import Small
 
 PLACES = ("before_write", "mid_data", "before_index", "before_manifest", "before_commit",
           "while_replacing", "before_deleting", "while_deleting", "after_step")  # fmt: skip
-DEADLINE_SECS = 120
+DEADLINE_SECS = 600
 
 
 class Counted(Small):

@@ -41,7 +41,7 @@ def crowd(port, silent=300, slow=20):
             yield
         finally:
             process.stdin.close()
-            assert process.wait(60) == 0
+            assert process.wait(600) == 0
 
 
 def main(port, silent, slow):
@@ -58,7 +58,7 @@ def main(port, silent, slow):
     sys.stdin.read()
     stopped.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(600)
 
 
 def connect(port):

@@ -16,7 +16,7 @@ from ctl.supervision.process_identity import process_mark, process_start_time
 from launching import wait_for
 from small_models import Small, every_step
 
-TIMEOUT_SECS = 60
+TIMEOUT_SECS = 600
 
 HOLDER_PROGRAM = """
 import sys, time

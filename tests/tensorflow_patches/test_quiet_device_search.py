@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import environment
+from conftest import TIMEOUT_SECS, environment
 from ctl.tensorflow_patches import quiet_device_search, switches
 from patching import parameters_of, restore_original, turn_off
 from tensorflow.python.eager import context
@@ -52,6 +52,6 @@ def test_it_can_be_turned_off(blocks, monkeypatch):
 def test_without_the_patch_tensorflow_writes_messages(disabled):
     completed = subprocess.run(
         [sys.executable, "-c", FIRST_TENSOR], env=environment(**{switches.VARIABLE: disabled}),
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=TIMEOUT_SECS, check=True,
     )  # fmt: skip
     assert ("cuInit" in completed.stderr) == bool(disabled), completed.stderr

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, environment, free_ports
+from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
 from ctl.tools import doctor
 from test_platforms import ADDRESSES, EVALUATOR, spec, tf_config
 
@@ -106,7 +106,8 @@ def test_the_command(as_json):
     for environ, code in ((valid_environ, 0), (invalid_environ, 2)):
         command = [sys.executable, "-m", "ctl", "doctor", *(["--json"] if as_json else [])]
         result = subprocess.run(
-            command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+            command, env=environ, cwd=ROOT, capture_output=True, text=True, check=False,
+            timeout=TIMEOUT_SECS,
         )
         assert (result.returncode, result.stderr) == (code, "")
         assert ("index 0 to 1" in result.stdout) == bool(code)

@@ -7,7 +7,7 @@ import sys
 
 import ctl
 import pytest
-from conftest import environment
+from conftest import TIMEOUT_SECS, environment
 from ctl import cli
 from ctl.tools import inspect as inspect_command
 from small_models import Small, every_step
@@ -110,6 +110,6 @@ def test_inspection_of_local_files_does_not_import_tensorflow(run):
     )
     result = subprocess.run(
         [sys.executable, "-c", code, "inspect", str(run), "--verify"], env=environment(),
-        timeout=60, check=False, capture_output=True, text=True,
+        timeout=TIMEOUT_SECS, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, environment
+from conftest import ROOT, TIMEOUT_SECS, environment
 from processes import run, start
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard_runs import trials
@@ -176,7 +176,7 @@ def test_a_state_that_is_damaged_is_not_overwritten(tmp_path, program):
     assert (tmp_path / "sweep/sweep.json").read_text() == "{"
 
 
-def wait_until(condition, secs=120):
+def wait_until(condition, secs=TIMEOUT_SECS):
     end = time.monotonic() + secs
     while not condition():
         assert time.monotonic() < end, "timeout"
@@ -194,7 +194,7 @@ def test_parallel_runs_end_with_a_signal_and_a_second_sweep_completes_them(tmp_p
     wait_until(lambda: waits[0].exists() and waits[1].exists())
     assert not waits[2].exists()
     sweep.send_signal(signum)
-    code = sweep.wait(120)
+    code = sweep.wait(TIMEOUT_SECS)
     assert code == (-9 if signum == signal.SIGKILL else 128 + signum)
     flag = f"--wait={release_file}".encode()
 

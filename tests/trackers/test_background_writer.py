@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from conftest import TIMEOUT_SECS
 from ctl.metrics.protocol import Ended, Exported, ImageLogged, Joined, RunEnd, RunInfo, Started, TextLogged
 from ctl.trackers.background_writer import TrackerWriter
 
@@ -19,7 +20,7 @@ class ListTracker(TrackerWriter):
         self.gate.set()
 
     def _add(self, *call):
-        self.gate.wait(30)
+        self.gate.wait(TIMEOUT_SECS)
         if self.errors and (error := self.errors.pop(0)) is not None:
             raise error
         self.calls.append(call)
@@ -118,20 +119,20 @@ def test_the_end_waits_for_a_tracker_that_answers():
 
 @pytest.mark.parametrize("answers_first", [True, False])
 def test_the_wait_after_a_signal_is_at_most_close_secs(answers_first, caplog):
-    writer = ListTracker(upload_secs=5.0)
+    writer = ListTracker(upload_secs=TIMEOUT_SECS)
     has_answered, is_released = threading.Event(), threading.Event()
     if not answers_first:
         writer.gate.clear()
-    writer.log_metrics = lambda *arguments: (has_answered.set(), is_released.wait(10))
+    writer.log_metrics = lambda *arguments: (has_answered.set(), is_released.wait(TIMEOUT_SECS))
     writer.note(Started(0, 2, INFO))
     thread = writer._thread
     writer.write(1, {"loss": 1.0})
-    assert not answers_first or has_answered.wait(10)
+    assert not answers_first or has_answered.wait(TIMEOUT_SECS)
     start_secs = time.monotonic()
     writer.note(Ended(1, RunEnd.SIGNAL))
-    assert time.monotonic() - start_secs < 1.5 and "no answer" in caplog.text
+    assert time.monotonic() - start_secs < TIMEOUT_SECS / 2 and "no answer" in caplog.text
     writer.gate.set(), is_released.set()
-    thread.join(10)
+    thread.join(TIMEOUT_SECS)
 
 
 def test_a_roll_back_continues_the_run():

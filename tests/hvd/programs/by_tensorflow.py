@@ -168,7 +168,7 @@ elif mode == "dies":
     next_error = raised(hvd.HorovodInternalError, lambda: hvd.allreduce(tf.ones([3])))
     thread = process.engine().plane._thread
     hvd.shutdown()
-    thread.join(30)
+    thread.join(600)
     print(json.dumps({"again": next_error, "waits": thread.is_alive()}))
     os._exit(0)
 

@@ -49,7 +49,7 @@ for call in (
         errors.append([type(e).__name__, str(e), time.monotonic() - start])
 print(json.dumps({"said": errors}), flush=True)
 (directory / f"said_{hvd.rank()}").touch()
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 600
 while (
     hvd.rank() == 0 and len(list(directory.glob("said_*"))) < hvd.size() - 1
 ):  # it responds to the other ranks
