@@ -6,6 +6,7 @@ import time
 import pytest
 from conftest import TIMEOUT_SECS
 from ctl.metrics.protocol import Ended, Exported, ImageLogged, Joined, RunEnd, RunInfo, Started, TextLogged
+from ctl.trackers import background_writer
 from ctl.trackers.background_writer import TrackerWriter
 
 INFO = RunInfo("Small", "default", 1, 1, 8, "96 examples", "float32", 0, None, run_id="a1", name="seed=0")
@@ -118,7 +119,8 @@ def test_the_end_waits_for_a_tracker_that_answers():
 
 
 @pytest.mark.parametrize("answers_first", [True, False])
-def test_the_wait_after_a_signal_is_at_most_close_secs(answers_first, caplog):
+def test_the_wait_after_a_signal_is_at_most_close_secs(answers_first, caplog, monkeypatch):
+    monkeypatch.setattr(background_writer, "_OPEN_FACTOR", 1e9)
     writer = ListTracker(upload_secs=TIMEOUT_SECS)
     has_answered, is_released = threading.Event(), threading.Event()
     if not answers_first:
