@@ -175,7 +175,7 @@ def test_ctrl_c_ends_ssh_while_it_connects(ssh_hosts, command):
         start_secs = time.monotonic()
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(20) == 130
-        assert time.monotonic() - start_secs < 5
+        assert time.monotonic() - start_secs < 10  # a connection is tried for 15 s
     finally:
         launcher.kill()
 
