@@ -39,6 +39,25 @@ def test_a_fault_of_a_trainer_ends_mpirun_with_its_code(fault, expected_code, tm
     assert expected_text in result.output
 
 
+LATE_PROGRAM = """
+import atexit, os, runpy, sys, time
+if os.environ["PMI_RANK"] == "1":
+    atexit.register(time.sleep, 4)  # the last exit function, as it is the first to be registered
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_the_code_is_that_of_the_failed_process_also_if_it_ends_slowly(tmp_path):
+    (tmp_path / "late.py").write_text(LATE_PROGRAM)
+    flags = ["--train_steps=20", "--steps_per_loop=1", "--global_batch_size=12", "--export=none"]
+    program = [str(tmp_path / "late.py"), str(PROGRAMS / "faulty.py"), *flags, "--communication=mpi"]
+    result = run_mpi(2, program, FAULTS="raise@7:1", FAULTS_DIR=str(tmp_path))
+    assert result.code == 1, result.output
+
+
 @pytest.mark.workers
 def test_communication_over_mpi_outside_of_mpirun_is_an_error_with_exit_code_2(run_program):
     (result,) = run_program(1, ["-m", "models.mnist", "--communication=mpi"])

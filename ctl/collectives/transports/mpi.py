@@ -29,7 +29,7 @@ from ctl.io import exit_hook
 _WINDOW = 4  # pieces in flight, in each direction
 _LAST_BYTES_SECS = 1.0  # time for data in flight after the other end has closed its socket
 _POLL_SECS = 0.005
-_REPORT_SECS, _LAST_SECS = 5.0, 1.0  # time of other processes to report their errors, and to end
+_REPORT_SECS, _LAST_SECS = 5.0, 10.0  # time of other processes to report their errors, and to end
 _INSTALL = "Install it with `pip install 'tf-ctl[mpi]'`"
 _world: "MpiWorld | None" = None
 
@@ -126,7 +126,7 @@ def finalize(*, ends_last: bool = False) -> None:
     if world.has_failed or getattr(sys, "last_value", None) is not None:
         with contextlib.suppress(HorovodInternalError, mpi.Exception):
             _wait_for(barrier, _REPORT_SECS, "ended")
-            time.sleep(_LAST_SECS if ends_last else 0.0)
+        time.sleep(_LAST_SECS if ends_last else 0.0)  # mpirun kills it when another process has failed
         return
     while not barrier.Test():  # MPI_Finalize would occupy a core until the last process calls it
         time.sleep(_POLL_SECS)
