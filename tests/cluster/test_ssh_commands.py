@@ -161,7 +161,7 @@ def test_an_error_of_ssh_is_reported_at_once(ssh_hosts, command, break_login, ho
     assert result.returncode == 2, result.stderr
     assert error in result.stderr, result.stderr
     assert "restart" not in result.stderr and "lost its machine" not in result.stderr
-    assert time.monotonic() - start_secs < 120
+    assert time.monotonic() - start_secs < 20
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_ctrl_c_ends_ssh_while_it_connects(ssh_hosts, command):
         start_secs = time.monotonic()
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(20) == 130
-        assert time.monotonic() - start_secs < 10  # a connection is tried for 15 s
+        assert time.monotonic() - start_secs < 5
     finally:
         launcher.kill()
 

@@ -107,7 +107,7 @@ def test_a_host_that_was_disconnected_for_long_gets_processes_again(elastic, ssh
     for _ in range(4):  # four failed connections
         after = elastic.wait_for("cannot be started, because host hostb cannot be reached", after=after)
     ssh_hosts.reconnect("hostb")
-    elastic.wait_for("step .* of 2 hostb", after=after)
+    elastic.wait_for("step .* of 2 hostb", after=after, timeout_secs=90)
     assert elastic.end() == 0, elastic.output[-6000:]
     assert "since" not in elastic.output.partition("group 2:")[2], "no warning about a group that has ended"
 
@@ -119,7 +119,7 @@ def test_processes_of_a_removed_host_leave_at_the_next_commit(elastic):
     elastic.write_hosts("hosta:1")
     start_secs = time.monotonic()
     after = elastic.wait_for("step .* of 1 hosta", after=after)
-    assert time.monotonic() - start_secs < 50  # those that stay are killed after 60 s
+    assert time.monotonic() - start_secs < 20
     elastic.write_hosts("hosta:1", "hostc:1")
     elastic.wait_for("step .* of 2 hostc", after=after)
     assert elastic.end() == 0
@@ -130,10 +130,10 @@ def test_a_host_that_does_not_answer_does_not_delay_the_first_group(elastic, ssh
     (ssh_hosts.home("hostb") / ".bashrc").write_text("sleep 1000\n")
     elastic.write_hosts("hosta:1", "hostb:1")
     elastic.start("-np", "1")
-    elastic.wait_for("step .* of 1 hosta")
+    elastic.wait_for("step .* of 1 hosta", timeout_secs=40)
     start_secs = time.monotonic()
     assert elastic.end() == 0
-    assert time.monotonic() - start_secs < 100
+    assert time.monotonic() - start_secs < 20
 
 
 def test_a_list_of_hosts_that_flaps_ends_in_the_newest_one(elastic):

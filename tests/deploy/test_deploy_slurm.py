@@ -247,7 +247,7 @@ def test_a_program_that_ignores_sigterm_is_not_waited_for(tmp_path):
         time.sleep(0.05)
     started_secs = time.monotonic()
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(TIMEOUT_SECS) == 0 and 4 <= time.monotonic() - started_secs < 100
+    assert process.wait(TIMEOUT_SECS) == 0 and 4 <= time.monotonic() - started_secs < 40
     assert cluster.calls("scontrol") == [["requeue", "77"]]
     for pid in pids_of_tasks(tmp_path):
         os.killpg(pid, signal.SIGKILL)

@@ -239,7 +239,7 @@ def test_the_timeout_of_a_caller_holds_for_a_listener_that_sends_slowly():
     start = time.monotonic()
     with pytest.raises(UnprovenError, match="did not prove within 1 s"):
         connect(impostor.getsockname(), ENDPOINT, {"rank": 1}, 1.0)
-    assert time.monotonic() - start < 18  # all bytes take 20 s
+    assert time.monotonic() - start < 10  # all bytes take 20 s
     stopped.set()
     impostor.close()
 

@@ -7,6 +7,8 @@ from conftest import PROGRAMS
 from mpi_jobs import needs_mpi, run_mpi
 
 FLAGS = ["--train_steps=2", "--steps_per_loop=1", "--log_every_steps=1", "--export=none", "--seed=1"]
+FAULTY = [str(PROGRAMS / "faulty.py"), "--train_steps=20", "--steps_per_loop=1", "--global_batch_size=12",
+          "--export=none", "--communication=mpi"]  # fmt: skip
 
 
 def rows_of(model_dir):
@@ -31,9 +33,7 @@ def test_mnist_has_the_same_losses_over_mpi_and_over_tcp(tmp_path, run_program):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault, expected_code", [("raise@7:1", 1), ("raise@build:1", 1), ("term@7", 143)])
 def test_a_fault_of_a_trainer_ends_mpirun_with_its_code(fault, expected_code, tmp_path):
-    flags = ["--train_steps=20", "--steps_per_loop=1", "--global_batch_size=12", "--export=none"]
-    program = [str(PROGRAMS / "faulty.py"), *flags, f"--model_dir={tmp_path}/run", "--communication=mpi"]
-    result = run_mpi(2, program, FAULTS=fault, FAULTS_DIR=str(tmp_path))
+    result = run_mpi(2, [*FAULTY, f"--model_dir={tmp_path}/run"], FAULTS=fault, FAULTS_DIR=str(tmp_path))
     assert result.code == expected_code, result.output
     expected_text = "Stopped by SIGTERM" if expected_code == 143 else "a fault that was asked for"
     assert expected_text in result.output
@@ -41,7 +41,7 @@ def test_a_fault_of_a_trainer_ends_mpirun_with_its_code(fault, expected_code, tm
 
 LATE_PROGRAM = """
 import atexit, os, runpy, sys, time
-if os.environ["PMI_RANK"] == "1":
+if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
     atexit.register(time.sleep, 4)  # the last exit function, as it is the first to be registered
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -52,10 +52,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.slow
 def test_the_code_is_that_of_the_failed_process_also_if_it_ends_slowly(tmp_path):
     (tmp_path / "late.py").write_text(LATE_PROGRAM)
-    flags = ["--train_steps=20", "--steps_per_loop=1", "--global_batch_size=12", "--export=none"]
-    program = [str(tmp_path / "late.py"), str(PROGRAMS / "faulty.py"), *flags, "--communication=mpi"]
+    program = [str(tmp_path / "late.py"), *FAULTY]
     result = run_mpi(2, program, FAULTS="raise@7:1", FAULTS_DIR=str(tmp_path))
-    assert result.code == 1, result.output
+    assert result.code == 1 and "a fault that was asked for" in result.output, result.output
 
 
 @pytest.mark.workers
