@@ -83,7 +83,8 @@ def test_login_shells_receive_no_text_of_the_user(ssh_hosts, tmp_path):
     directory = tmp_path / "a 'b' \\"
     directory.mkdir()
     program = "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd()]))"
-    result = ssh_hosts.run("ctl", "launch", "-H", "hosta", "--", "python", "-c", program, *SPECIAL,
+    launch = [sys.executable, "-m", "ctl", "launch"]  # the script `ctl` may name another link to it
+    result = ssh_hosts.run(*launch, "-H", "hosta", "--", "python", "-c", program, *SPECIAL,
                            env=environ(), cwd=directory)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == [SPECIAL, str(directory)]
