@@ -4,7 +4,7 @@ FAULTS="kill@7:1" ctl launch --workers=1:3 -- python leaving.py --model_dir=...
 
 Further stages of faults, each followed by the number of the group: connect, before the connections to the
 peers; agree, before the choice of the common state; send, within the broadcast of the state to new workers;
-resume, before the state is restored.
+resume, before the state is restored. With NEWCOMERS=wait, processes that replace others join no group.
 """
 
 import json
@@ -97,6 +97,8 @@ def strike_while_groups_form():
 
 
 if __name__ == "__main__":
+    if os.environ.get("NEWCOMERS") == "wait" and os.environ.get("CTL_ELASTIC_NEWCOMER") == "1":
+        time.sleep(3600)  # SIGTERM at the end of the job ends it
     strike_while_groups_form()
     trainer = Varied if os.environ.get("VARIED") else Leaving
     ctl.run(trainer, width=faulty.WIDTH, dropout=faulty.DROPOUT, api_token=faulty.API_TOKEN)

@@ -40,7 +40,7 @@ CASES = {
 @pytest.mark.parametrize("case", some_of(sorted(CASES), "the chief"))
 def test_the_remaining_workers_continue_in_the_same_processes(start, unbroken, tmp_path, case):
     faults, num_remaining = CASES[case]
-    result, facts = start(tmp_path / "m", faults=faults)
+    result, facts = start(tmp_path / "m", faults=faults, NEWCOMERS="wait")
     assert result.code == 0, result.output[-6000:]
     assert result.output.count("fault: kill at 13") == len(faults.split())
     check_is_exact(tmp_path / "m", unbroken)
@@ -54,7 +54,7 @@ def test_the_remaining_workers_continue_in_the_same_processes(start, unbroken, t
 @pytest.mark.slow
 def test_three_chiefs_in_a_row_are_replaced_without_gaps_in_the_metrics(start, unbroken, tmp_path):
     faults = "kill@9:0 kill@19:0 kill@29:0"
-    result, facts = start(tmp_path / "m", workers="1:4", faults=faults)
+    result, facts = start(tmp_path / "m", workers="1:4", faults=faults, NEWCOMERS="wait")
     assert result.code == 0, result.output[-6000:]
     check_is_exact(tmp_path / "m", unbroken)
     assert sizes_of(facts) == [4, 3, 2, 1]
@@ -97,7 +97,8 @@ def test_evaluations_continue_after_a_loss(start, tmp_path):
 def test_a_stopped_worker_is_killed_and_the_others_continue(start, unbroken, tmp_path):
     launcher = ("--heartbeat_timeout_secs=5",)
     result, facts = start(tmp_path / "m", faults="stop@9:1", launcher=launcher)
-    assert result.code == 0 and "sent no heartbeat for 5 s" in result.output, result.output[-6000:]
+    assert result.code == 0, result.output[-6000:]
+    assert re.search(r"sent no heartbeat for \d+ s", result.output)
     check_is_exact(tmp_path / "m", unbroken)
     assert sizes_of(facts)[:2] == [3, 2]
 
