@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import app, flags
 from ctl import config as config_lib
-from ctl import fast_dev_run
+from ctl import fast_dev_run, trainer_checks
 from ctl.collectives.transports import mpi
 from ctl.config import Config
 from ctl.config_flags import define_flags, help_text
@@ -171,6 +171,7 @@ def _line_of_a_worker(error: BaseException) -> str:
 
 
 def _work(make_trainer: Callable[..., Any], settings: dict, stack: contextlib.ExitStack) -> None:
+    trainer_checks.check_factory("ctl.run", make_trainer)
     log_filter.quiet_logs()
     logging.getLogger("ctl").setLevel(logging.INFO)
     values = flags.FLAGS
@@ -198,8 +199,7 @@ def _work(make_trainer: Callable[..., Any], settings: dict, stack: contextlib.Ex
     steps, epochs = _length(config, explicit)
     settings = config_lib.as_keywords(explicit, make_trainer)
     trainer = make_trainer(**{**keywords, **settings, **parts, "config": explicit})
-    if trainer is None:
-        raise UsageError("ctl.run got a function that returned None; expected a ctl.Trainer.")
+    trainer_checks.check_result("ctl.run", trainer)
     hparams = {
         k: job_fingerprint.shown(k, v)
         for k, v in keywords.items()

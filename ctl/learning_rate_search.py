@@ -23,6 +23,7 @@ from ctl.io.console import print_message
 from ctl.step import finiteness
 from ctl.step.randomness import GeneratorStates
 from ctl.tensorflow_patches import eager_context, optimizer_attributes, seed_generators
+from ctl.trainer_checks import check_instance
 from ctl.training import input_pipeline, run_metadata, validation
 from ctl.training.loop_length import Interval
 from ctl.training.prepared import PreparedTrainer
@@ -90,7 +91,7 @@ def find_learning_rate(
     >>> rate = ctl.find_learning_rate(Mnist(global_batch_size=64)).suggestion
     """
     _check_arguments(min_rate, max_rate, steps, smoothing)
-    _check_trainer(trainer)
+    check_instance("find_learning_rate", trainer)
     if trainer.topology.num_workers == 1:
         _check_picture(path)  # several workers agree on the result when they are connected
     task = Task.of(trainer)
@@ -112,22 +113,6 @@ def find_learning_rate(
     curve = LearningRateCurve(tuple(rates), tuple(smoothed), _suggest(rates, losses, smoothing))
     _run_on_chief(prepared, lambda: _draw(curve, path, metric))
     return curve
-
-
-def _check_trainer(trainer: Any) -> None:
-    """Raises UsageError for a Keras model, a class, or another object that is no trainer."""
-    if not isinstance(trainer, type) and hasattr(trainer, "_prepare_trainer"):
-        return
-    if isinstance(trainer, type):
-        name = trainer.__name__
-        raise UsageError(
-            f"find_learning_rate() got the class {name}; expected an instance of ctl.Trainer. Write "
-            f"find_learning_rate({name}(global_batch_size=...))."
-        )
-    hint = " Write ctl.KerasTrainer(model, ...)." if hasattr(trainer, "fit") else ""
-    raise UsageError(
-        f"find_learning_rate() got a {type(trainer).__name__}; expected an instance of ctl.Trainer.{hint}"
-    )
 
 
 def _run_on_chief(prepared: PreparedTrainer, function: Callable[[], None]) -> None:

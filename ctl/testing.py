@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from ctl import setting_values
 from ctl.checkpoints.protocol import NullCheckpoints
 from ctl.checkpoints.tracked_state import collect_owners, is_model
 from ctl.distribute import devices
 from ctl.distribute.keras_objects import unwrap
 from ctl.distribute.strategies import make_strategy
 from ctl.errors import UsageError
+from ctl.trainer_checks import check_factory, check_instance
 from ctl.training import input_pipeline, validation
 from ctl.training.loop_length import Interval
 from ctl.training.task import Task
@@ -56,6 +58,8 @@ def run_steps(trainer: Any, steps: int = 1) -> StepsResult:
     >>> losses, trainer = run_steps(Mnist(global_batch_size=8), steps=3)
     >>> assert losses[-1] < losses[0]
     """
+    check_instance("run_steps", trainer)
+    setting_values.check_integer("steps", steps, 1)
     task = Task.of(trainer)
     validation.check_methods(task, "train")
     validation.check_train_data(task)
@@ -104,6 +108,7 @@ def assert_same_on_replicas(
     Raises AssertionError with the name of the first different value, and UsageError if TensorFlow has
     started without a second device: call `use_virtual_devices(2)` first, e.g. in `conftest.py`.
     """
+    check_factory("assert_same_on_replicas", make_trainer)
     results = [
         run_steps(make_trainer(strategy=strategy, **settings), steps)
         for strategy in (_two_replicas(), "default")

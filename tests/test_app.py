@@ -249,9 +249,10 @@ class NoSuperCall(ctl.Trainer):
     ("make", "message"),
     [
         (NoSuperCall, "NoSuperCall.__init__ has not called super().__init__(**options)"),
-        (lambda **options: None, "a function that returned None; expected a ctl.Trainer"),
+        (lambda **options: None, "a function that returned None; expected an instance of ctl.T"),
+        (None, "ctl.run() got None; expected a subclass of ctl.Trainer, or a function that returns a"),
     ],
-    ids=["a forgotten constructor", "a forgotten return"],
+    ids=["a forgotten constructor", "a forgotten return", "no trainer"],
 )
 def test_a_program_without_a_trainer_ends_with_2(monkeypatch, capsys, make, message):
     monkeypatch.setattr(flags, "FLAGS", parse_flags("--strategy=default"))

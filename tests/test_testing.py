@@ -131,8 +131,13 @@ def test_mistakes_are_those_of_train():
         testing.run_steps(NoStep(strategy="default", global_batch_size=8))
     with pytest.raises(ctl.UsageError, match="train_data ends after 2 steps; expected 3"):
         testing.run_steps(Short(strategy="default", global_batch_size=8), 3)
-    with pytest.raises(ctl.UsageError, match="steps is 0"):
-        testing.run_steps(Short(strategy="default", global_batch_size=8), 0)
+    for steps in (0, "3", True, None):
+        with pytest.raises(ctl.UsageError, match=f"steps is {steps!r}; expected a whole number >= 1"):
+            testing.run_steps(Short(strategy="default", global_batch_size=8), steps)
+    with pytest.raises(ctl.UsageError, match=r"Write run_steps\(Short\(global_batch_size=...\)\)"):
+        testing.run_steps(Short)
+    with pytest.raises(ctl.UsageError, match=r"Write assert_same_on_replicas\(Short\), with the settings"):
+        testing.assert_same_on_replicas(Short(strategy="default", global_batch_size=8))
 
 
 @pytest.mark.parametrize("framework", some_of(["keras3", "module"], "keras3"))

@@ -45,7 +45,7 @@ _log = logging.getLogger("ctl")
 
 
 class KerasTrainer(Trainer):
-    """A trainer of a compiled Keras 3 model. `ctl.fit` creates one; a program can pass one to `ctl.run`.
+    """A trainer of a compiled Keras 3 model. `ctl.fit` creates one; `ctl.run` calls a function that does.
 
     Calls a custom `train_step` or `test_step` of the model; several replicas require `own_step="mean"`. On
     one replica the gradients of such a step do not pass through `minimize`, so they are not checked. The
@@ -86,15 +86,17 @@ class KerasTrainer(Trainer):
             seeded with `seed`.
           options: Options of `ctl.Trainer`. The default strategy is that of the model.
         """
+        own_steps.check_own_step(own_step)
         if not _is_model(model) and not callable(model):
             raise UsageError(f"model is {model!r}; expected a compiled Keras model, or a function.")
-        own_steps.check_own_step(own_step)
         if _is_model(model):
             check_model(model, trains=train is not None)
             options.setdefault("strategy", model.distribute_strategy)
         super().__init__(**options)
         self._make_model = (lambda: model) if _is_model(model) else model
         self._data = {"train": train, "validation": validation}
+        if validation is None and type(self).eval_data is KerasTrainer.eval_data:
+            vars(self).update(eval_data=None, eval_step=None)  # not defined
         self._rows_may_vary = True  # Keras divides by the rows of each batch
         self._class_weight = None if class_weight is None else class_weights(class_weight)
         self._own_step, self._sync_batch_norm = own_step, sync_batch_norm
@@ -118,8 +120,8 @@ class KerasTrainer(Trainer):
         """Creates the model, its optimizers and its metrics with all variables, and checks them."""
         if self._generator_states is not None:
             self._generator_states.restore()
-        self.model = self._make_model()
-        check_model(self.model, trains=self._data["train"] is not None)
+        self.model, trains = self._make_model(), self._data["train"] is not None
+        check_model(self.model, trains=trains)
         if self.jit_compile == "off" and keras_models.compile_argument(self.model, "jit_compile") is True:
             self.jit_compile = "step"
         if self.model.run_eagerly and self.topology.is_chief:
@@ -129,12 +131,9 @@ class KerasTrainer(Trainer):
             )
         replicas = self.topology.num_replicas
         if replicas > 1:
+            evaluates = self._data["validation"] is not None
             own_steps.check_several_replicas(
-                self.model,
-                replicas,
-                self._own_step,
-                trains=self._data["train"] is not None,
-                evaluates=self._data["validation"] is not None,
+                self.model, replicas, self._own_step, trains=trains, evaluates=evaluates
             )
             several_replicas.check_for_strategy(self.model, self.strategy, self.jit_compile != "off")
         if tf.distribute.has_strategy():
@@ -142,10 +141,10 @@ class KerasTrainer(Trainer):
         if self._sync_batch_norm:
             synchronize_batch_norm(self.model)
         batch = self._example_batch()
-        own_steps.check_targets(self.model, batch, trains=self._data["train"] is not None)
+        own_steps.check_targets(self.model, batch, trains=trains)
         own_steps.check_targets(self.model, _structure_of(self._data["validation"]), trains=False)
         if has_own(self.model, "compute_loss") or self._calls("train_step"):
-            if self._data["train"] is not None:
+            if trains:
                 data = self._for_own_step(batch, self._class_weight)
                 metrics = several_replicas.metrics_of_user(self.model) if replicas > 1 else []
                 calls = own_steps.build_by_tracing(self.model, data, self.strategy, metrics)
@@ -162,7 +161,7 @@ class KerasTrainer(Trainer):
                 several_replicas.check_losses_and_metrics(self.model, x, y, replicas)
                 self._losses_of_user = several_replicas.losses_of_user(self.model)
                 self._names_of_mean_losses = several_replicas.check_added_losses(self.model, x, replicas)
-        optimizer, trains = self.model.optimizer, self._data["train"] is not None
+        optimizer = self.model.optimizer
         is_unused = trains and optimizer is not None and not optimizer.built  # as in a GAN
         is_unused |= not self.model.trainable_variables
         if trains and not self.model.trainable_variables and self.topology.is_chief:
@@ -307,7 +306,7 @@ class KerasTrainer(Trainer):
         """Returns a batch with the shapes of one replica's batch, or None without data."""
         rows = -(-self.global_batch_size // self.topology.num_replicas)
         source = self.train_data(self.global_batch_size)
-        if source is None:
+        if source is None and self.eval_data is not None:
             source = self.eval_data(self.global_batch_size)
         if source is None:
             return None
@@ -315,11 +314,10 @@ class KerasTrainer(Trainer):
         if isinstance(source, tf.data.Dataset):
             specs = tf.nest.flatten(source.element_spec)
             if all(isinstance(s, tf.TensorSpec) and _is_known(s.shape[1:]) for s in specs):
-                has_one_replica = self.topology.num_replicas == 1
 
                 def zeros(spec: tf.TensorSpec) -> tf.Tensor:
-                    num_rows = spec.shape[0] if has_one_replica and spec.shape[0] else rows
-                    return tf.zeros([num_rows, *spec.shape[1:]], spec.dtype)
+                    has_rows = self.topology.num_replicas == 1 and spec.shape[0]
+                    return tf.zeros([spec.shape[0] if has_rows else rows, *spec.shape[1:]], spec.dtype)
 
                 return tf.nest.map_structure(zeros, source.element_spec)
             batch = example_batch(source)

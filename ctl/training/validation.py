@@ -38,11 +38,12 @@ def check_methods(task: Task, purpose: str) -> None:
     if "train_data" in missing and "train_data_fn" in task.methods:
         missing.remove("train_data")
     if missing:
-        example = "(self, batch_size)" if missing[0].endswith("data") else "(self, batch)"
-        example = "(self)" if missing[0] == "build" else example
+        arguments = {"build": "self"}.get(missing[0], "self, batch" + "_size" * missing[0].endswith("data"))
+        fix = f"Write `def {missing[0]}({arguments}): ...` in the class."
+        fix = "Pass validation=(x, y) to KerasTrainer." if missing[0] in task.attributes else fix
         raise UsageError(
             f"{task.class_name} has no {', '.join(missing)}; to {purpose} it needs "
-            f"{', '.join(_REQUIRED[purpose])}. Write `def {missing[0]}{example}: ...` in the class."
+            f"{', '.join(_REQUIRED[purpose])}. {fix}"
         )
 
 
@@ -60,21 +61,20 @@ def check_evaluation_methods(
     Raises:
       UsageError: If evaluations, or a best checkpoint, are requested without eval_data and eval_step.
     """
-    written = [m for m in ("eval_data", "eval_step") if m in task.methods]
+    missing = [m for m in ("eval_data", "eval_step") if m not in task.methods]
     every = options.intervals.evaluate
-    if options.evaluates and len(written) < 2 and every != AT_THE_END:
-        missing = " and ".join(m for m in ("eval_data", "eval_step") if m not in written)
+    if options.evaluates and missing and every != AT_THE_END:
         raise UsageError(
             f"Intervals(evaluate={every}), or eval_every_steps, needs eval_data and eval_step, and "
-            f"{task.class_name} has no {missing}. Write both methods, or leave the setting out."
+            f"{task.class_name} has no {' and '.join(missing)}. Write both methods (KerasTrainer: pass "
+            "validation=...), or leave the setting out."
         )
-    if len(written) == 1 and options.evaluates and is_chief:
-        missing = "eval_step" if written == ["eval_data"] else "eval_data"
-        logging.getLogger("ctl").warning(
-            "%s has %s but no %s, which evaluation requires as well.", task.class_name, written[0], missing
-        )
+    if len(missing) == 1 and options.evaluates and is_chief:
+        written = "eval_data" if missing == ["eval_step"] else "eval_step"
+        message = "%s has %s but no %s, which evaluation requires as well."
+        logging.getLogger("ctl").warning(message, task.class_name, written, missing[0])
     best = manager.best_metric
-    if best is not None and (len(written) < 2 or not options.evaluates):
+    if best is not None and (missing or not options.evaluates):
         raise UsageError(
             f"the best checkpoint by {best!r} is to be kept, but there are no evaluations. Write eval_data "
             "and eval_step, and Intervals(evaluate=...) (--mode=train_and_eval); or leave best out."

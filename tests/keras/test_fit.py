@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 from conftest import some_of
+from ctl.callbacks.schedule import AT_THE_END
 from fitting import BATCH, CASES, assert_same, classifier, fitted, numbers
 from kernels import pretend_kernel
 
@@ -220,6 +221,28 @@ def test_a_function_that_makes_the_model_is_called_in_the_scope():
     )
     trainer.train(3)
     assert trainer.step == 3 and trainer.model.optimizer.iterations.numpy() == 3
+
+
+def test_a_trainer_without_validation_data_trains_and_names_its_argument_where_they_are_needed(caplog):
+    options = {"strategy": "default", "global_batch_size": BATCH, "writers": []}
+    trainer = ctl.KerasTrainer(
+        classifier, train=numbers()[:2], intervals=ctl.Intervals(evaluate=AT_THE_END), **options
+    )
+    assert "loss" in trainer.train(2) and "eval_" not in caplog.text
+    with pytest.raises(ctl.UsageError, match=r"has no eval_data.* Pass validation=\(x, y\) to Keras"):
+        trainer.evaluate()
+    every = ctl.Intervals(evaluate=ctl.Every(steps=1))
+    with pytest.raises(ctl.UsageError, match=r"\(KerasTrainer: pass validation=\.\.\.\)"):
+        ctl.KerasTrainer(classifier, train=numbers()[:2], intervals=every, **options).train(2)
+
+
+def test_the_evaluation_data_of_a_subclass_is_used():
+    class Validated(ctl.KerasTrainer):
+        def eval_data(self, batch_size):
+            return ctl.from_arrays(numbers()[:2], batch_size)
+
+    trainer = Validated(classifier, train=None, strategy="default", global_batch_size=BATCH)
+    assert trainer.evaluate()["loss"] > 0
 
 
 def test_an_interrupted_run_resumes(tmp_path):
