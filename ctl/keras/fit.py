@@ -36,6 +36,7 @@ from ctl.keras.epoch_console import EpochConsole
 from ctl.keras.evaluation_batches import EvaluationBatches
 from ctl.keras.history import History
 from ctl.keras.keras_words import in_keras_words
+from ctl.keras.model_checks import check_is_model
 from ctl.keras.overrides import ValidationArguments, prepare_validation, through_override
 from ctl.keras.predictor import KerasPredictor
 from ctl.keras.trainer import KerasTrainer
@@ -371,6 +372,7 @@ def _seeds(model: Any, seed: int | None = None) -> dict[str, Any]:
 
 
 def _replicas_of(model: Any) -> int:
+    check_is_model(model)
     strategy = getattr(model, "distribute_strategy", None)
     return 1 if strategy is None else strategy.num_replicas_in_sync
 

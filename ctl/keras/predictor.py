@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.data.python_batches import example_batch
-from ctl.distribute.keras_objects import is_keras3
 from ctl.errors import UsageError
+from ctl.keras.model_checks import check_is_model
 from ctl.step.randomness import GeneratorStates
 from ctl.trainer import Trainer
 
@@ -25,8 +25,7 @@ class KerasPredictor(Trainer):
 
         Raises UsageError if `model` is not a Keras 3 model.
         """
-        if not is_keras3(model) or not hasattr(model, "predict_step"):
-            raise UsageError(f"model is a {type(model).__name__}; expected a Keras 3 model.")
+        check_is_model(model)
         super().__init__(strategy=model.distribute_strategy or tf.distribute.get_strategy(), **options)
         self._given, self._generator_states = model, generator_states
 

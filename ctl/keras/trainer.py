@@ -17,12 +17,13 @@ import tensorflow as tf
 from ctl.data import sources
 from ctl.data.indexed import IndexedData
 from ctl.data.python_batches import example_batch
-from ctl.distribute.keras_objects import is_keras3, layers_of
+from ctl.distribute.keras_objects import layers_of
 from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
 from ctl.keras import own_steps, several_replicas
 from ctl.keras.batch_norm import synchronize_batch_norm
 from ctl.keras.class_weights import class_weights
+from ctl.keras.model_checks import check_model
 from ctl.keras.own_steps import ReplicaMeans, has_own
 from ctl.keras.part_values import undivided_call
 from ctl.keras.step_logs import StepLogs
@@ -325,22 +326,6 @@ class KerasTrainer(Trainer):
                 raise UsageError("the training data is empty; expected at least one batch.")
             return batch
         return source.read_first(rows)
-
-
-def check_model(model: Any, *, trains: bool = True) -> None:
-    """Raises UsageError unless `model` is a compiled Keras 3 model, with an optimizer if it `trains`."""
-    if not is_keras3(model):
-        raise UsageError(
-            f"model is a {type(model).__module__}.{type(model).__name__}; expected a Keras 3 model. "
-            "tf_keras models train with their own model.fit, also on several workers."
-        )
-    if not getattr(model, "compiled", False):
-        raise UsageError(
-            "the model is not compiled. Call model.compile(optimizer=..., loss=...) first, inside the "
-            "strategy's scope."
-        )
-    if trains and model.optimizer is None and not has_own(model, "train_step"):
-        raise UsageError("the model was compiled without an optimizer; give compile(optimizer=...).")
 
 
 def _is_known(shape: Any) -> bool:

@@ -1,11 +1,13 @@
-"""Checks of the inputs of `ctl.fit`, one by one."""
+"""Checks of the inputs and of the model of `ctl.fit`, one by one."""
 
 import ctl
+import keras
 import numpy as np
 import pytest
 from ctl.data import python_batches
 from ctl.keras import data
 from ctl.keras.step_logs import NewestValue
+from fitting import classifier, numbers
 
 X = np.zeros((4, 2), np.float32)
 
@@ -44,3 +46,23 @@ def test_a_newest_value_that_was_reset_is_zero():
     assert value.result().numpy() == 3.0
     value.reset_state()
     assert value.result().numpy() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (ctl.KerasTrainer, "model is the class KerasTrainer; expected a Keras 3 model."),
+        (keras.Sequential, "model is the class Sequential; expected a Keras 3 model."),
+        (classifier, "model is a function; expected a Keras 3 model."),
+        (keras.layers.Dense(1), "model is a Dense; expected a Keras 3 model."),
+        ("model.keras", "model is 'model.keras'; expected a Keras 3 model."),
+        (None, "model is None; expected a Keras 3 model."),
+    ],
+    ids=["a class", "a class of Keras", "a function", "a layer", "a path", "None"],
+)
+def test_an_object_that_is_no_model_is_refused(model, message):
+    x, y, _ = numbers()
+    for function in (ctl.fit, ctl.evaluate, lambda model, x, _: ctl.predict(model, x)):
+        with pytest.raises(ctl.UsageError) as raised:
+            function(model, x, y)
+        assert str(raised.value) == message
