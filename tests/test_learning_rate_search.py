@@ -212,9 +212,17 @@ def test_invalid_arguments_are_refused(options, message):
         ctl.find_learning_rate(Small(strategy="default", **OPTIONS), **options)
 
 
-def test_a_class_is_refused():
-    with pytest.raises(ctl.UsageError, match=r"got the class Small; .*Write find_learning_rate\(Small\("):
-        ctl.find_learning_rate(Small)
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda: keras.Sequential([keras.layers.Dense(1)]), r"got a Sequential.*ctl.KerasTrainer\(model, "),
+        (lambda: Small, r"got the class Small; .*Write find_learning_rate\(Small\(global_batch_size="),
+        (lambda: 3, "got 3; expected an instance of ctl.Trainer"),
+    ],
+)
+def test_an_object_that_is_no_trainer_is_refused(value, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        ctl.find_learning_rate(value())
 
 
 class Regression(ctl.Trainer):

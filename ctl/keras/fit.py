@@ -372,7 +372,7 @@ def _seeds(model: Any, seed: int | None = None) -> dict[str, Any]:
 
 
 def _replicas_of(model: Any) -> int:
-    check_is_model(model)
+    check_is_model(model)  # before fit, evaluate and predict use it
     strategy = getattr(model, "distribute_strategy", None)
     return 1 if strategy is None else strategy.num_replicas_in_sync
 

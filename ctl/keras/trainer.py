@@ -87,9 +87,9 @@ class KerasTrainer(Trainer):
             seeded with `seed`.
           options: Options of `ctl.Trainer`. The default strategy is that of the model.
         """
-        own_steps.check_own_step(own_step)
         if not _is_model(model) and not callable(model):
             raise UsageError(f"model is {model!r}; expected a compiled Keras model, or a function.")
+        own_steps.check_own_step(own_step)
         if _is_model(model):
             check_model(model, trains=train is not None)
             options.setdefault("strategy", model.distribute_strategy)
@@ -97,7 +97,7 @@ class KerasTrainer(Trainer):
         self._make_model = (lambda: model) if _is_model(model) else model
         self._data = {"train": train, "validation": validation}
         if validation is None and type(self).eval_data is KerasTrainer.eval_data:
-            vars(self).update(eval_data=None, eval_step=None)  # not defined
+            vars(self).update(eval_data=None, eval_step=None)  # as if not defined
         self._rows_may_vary = True  # Keras divides by the rows of each batch
         self._class_weight = None if class_weight is None else class_weights(class_weight)
         self._own_step, self._sync_batch_norm = own_step, sync_batch_norm
