@@ -9,12 +9,12 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import processes
 import training
 from conftest import PROGRAMS, ROOT
+from polling import wait_until
 from test_ssh_commands import environ
 
 TIMEOUT_SECS = 600
@@ -62,12 +62,10 @@ class Job:
 
     def wait_for(self, condition, timeout_secs=TIMEOUT_SECS):
         """Waits for a condition and returns its value. Fails if the job ends before."""
-        deadline = time.monotonic() + timeout_secs
-        while not (value := condition()):
-            assert self.process.poll() is None, self.output[-6000:]
-            assert time.monotonic() < deadline, self.output[-6000:]
-            time.sleep(0.05)
-        return value
+        return wait_until(
+            condition, self.process, show=lambda: self.output[-6000:], timeout_secs=timeout_secs,
+            pause_secs=0.05,
+        )  # fmt: skip
 
     def wait_for_step(self, step: int, size: int = 0) -> None:
         """Waits until a worker has completed a step, in a group of `size` workers if it is not 0."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from launching import wait_for
+from polling import wait_until
 
 pytestmark = pytest.mark.cluster
 BINARY_DIRECTORY = Path(sys.executable).parent
@@ -172,7 +172,7 @@ def test_ctrl_c_ends_ssh_while_it_connects(ssh_hosts, command):
     ssh_hosts.disconnect("hosta")
     launcher = ssh_hosts.popen([*command, "sleep", "1000"], env=environ(), start_new_session=True)
     try:
-        wait_for(lambda: ssh_children(launcher.pid))
+        wait_until(lambda: ssh_children(launcher.pid))
         start_secs = time.monotonic()
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(20) == 130

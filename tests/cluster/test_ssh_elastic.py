@@ -7,6 +7,7 @@ import time
 
 import pytest
 from conftest import ROOT
+from polling import wait_until
 from test_ssh_commands import environ
 
 pytestmark = pytest.mark.cluster
@@ -69,10 +70,10 @@ class Elastic:
 
     def wait_for(self, text, timeout_secs=TIMEOUT_SECS, after=0):
         """Waits for a pattern in the output after a position. Returns the position after the match."""
-        deadline = time.monotonic() + timeout_secs
-        while not (match := re.search(text, self.output[after:])):
-            assert time.monotonic() < deadline and self.process.poll() is None, self.output[-6000:]
-            time.sleep(0.1)
+        match = wait_until(
+            lambda: re.search(text, self.output[after:]), self.process,
+            show=lambda: self.output[-6000:], timeout_secs=timeout_secs, pause_secs=0.1,
+        )  # fmt: skip
         return after + match.end()
 
     def end(self):

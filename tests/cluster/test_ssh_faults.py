@@ -8,7 +8,7 @@ import time
 
 import pytest
 from conftest import ROOT
-from launching import wait_for
+from polling import wait_until
 from test_ssh_commands import environ, ssh_children
 
 pytestmark = pytest.mark.cluster
@@ -71,12 +71,8 @@ class Launch:
         path = self.logs / f"job_{number}.log"
         return path.read_text() if path.exists() else ""
 
-    def wait_for(self, condition, timeout_secs=600):
-        def is_fulfilled():
-            assert self.process.poll() is None, self.err
-            return condition()
-
-        wait_for(is_fulfilled, timeout_secs)
+    def wait_until(self, condition):
+        wait_until(condition, self.process, show=lambda: self.err)
 
     def stop(self):
         if self.process.poll() is None:
@@ -107,9 +103,9 @@ def test_a_lost_host_that_returns_is_a_restart_from_the_checkpoint(launch, ssh_h
         "-H", "hosta,hostb", "--max_restarts=20", "--",
         *MNIST, f"--model_dir={run}", "--train_steps=60", "--save_every_steps=20",
     )  # fmt: skip
-    job.wait_for((run / "checkpoints" / "ckpt-20" / "manifest.json").exists)
+    job.wait_until((run / "checkpoints" / "ckpt-20" / "manifest.json").exists)
     ssh_hosts.stop("hostb")
-    job.wait_for(lambda: "worker 1 (job 1) lost its machine hostb: " in job.err)
+    job.wait_until(lambda: "worker 1 (job 1) lost its machine hostb: " in job.err)
     ssh_hosts.start("hostb")
     assert job.process.wait(600) == 0, job.err
     assert "resuming at step" in job.log(0) and (run / "checkpoints" / "ckpt-60").is_dir()
@@ -120,16 +116,16 @@ def test_a_lost_connection_is_detected_and_attempts_are_distinguished(launch, ss
     end = tmp_path / "end"
     options = ["-H", "hosta,hostb", "--max_restarts=20", "--grace_secs=2"]
     job = launch(*options, "--", "python", "-c", HEARTBEAT_PROGRAM, end)
-    job.wait_for(lambda: "attempt 1 on hostb" in job.log(1))
-    job.wait_for(lambda: any((job.logs / "heartbeat").glob("job_1*")))
+    job.wait_until(lambda: "attempt 1 on hostb" in job.log(1))
+    job.wait_until(lambda: any((job.logs / "heartbeat").glob("job_1*")))
     time.sleep(2)  # the launcher reads twice a second
     ssh_hosts.disconnect("hostb")
     start_secs = time.monotonic()
-    job.wait_for(lambda: "lost its machine hostb: Timeout, server hostb not responding" in job.err)
+    job.wait_until(lambda: "lost its machine hostb: Timeout, server hostb not responding" in job.err)
     assert time.monotonic() - start_secs < 60
-    job.wait_for(lambda: job.err.count("because host hostb cannot be reached") >= 4)
+    job.wait_until(lambda: job.err.count("because host hostb cannot be reached") >= 4)
     ssh_hosts.reconnect("hostb")
-    job.wait_for(lambda: "attempt" in job.log(1))
+    job.wait_until(lambda: "attempt" in job.log(1))
     end.touch()
     assert job.process.wait(600) == 0, job.err
     assert "restart (not counted; 0 of 20 used)" in job.err and "restart 2 of 20" in job.err, job.err
@@ -139,10 +135,10 @@ def test_a_lost_connection_is_detected_and_attempts_are_distinguished(launch, ss
 def test_an_ssh_that_is_killed_is_a_restart(launch):
     program = "import os, sys, time; print('pid', os.getpid(), flush=True); time.sleep(1000)"
     job = launch("-H", "hosta", "--max_restarts=1", "--backoff_secs=0.1", "--", "python", "-c", program)
-    job.wait_for(lambda: "pid" in job.log(0))
+    job.wait_until(lambda: "pid" in job.log(0))
     [ssh] = ssh_children(job.process.pid)
     os.kill(ssh, signal.SIGKILL)
-    job.wait_for(lambda: "restart" in job.err and "pid" in job.log(0))
+    job.wait_until(lambda: "restart" in job.err and "pid" in job.log(0))
     assert "lost its machine hosta: ssh ended with SIGKILL" in job.err
 
 

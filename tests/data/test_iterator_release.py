@@ -3,13 +3,13 @@
 import gc
 import os
 import threading
-import time
 
 import ctl
 import pytest
 import tensorflow as tf
 from conftest import TIMEOUT_SECS
 from ctl.data import iterator_release
+from polling import wait_until
 from small_models import Small, examples
 
 
@@ -36,13 +36,6 @@ def release(monkeypatch):
     monkeypatch.setattr(iterator_release, "_MAX_WAIT_SECS", 0.2)
     SlowDestructor.running = SlowDestructor.max_running = 0
     return iterator_release.IteratorRelease()
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + TIMEOUT_SECS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_several_objects_are_destroyed_at_a_time_and_others_wait(release):

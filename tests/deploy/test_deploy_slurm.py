@@ -13,6 +13,7 @@ import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment
 from ctl.deploy import command, slurm
 from fake_slurm import pids_of_tasks
+from polling import wait_until
 
 PROGRAM = ["--", "python", "-m", "trainer.task", "--model_dir=/shared/run"]
 
@@ -204,9 +205,7 @@ def test_near_the_time_limit_tasks_save_and_the_job_goes_back(tmp_path, array, j
     program = ["bash", "-c", f"cd {tmp_path}; {saving} while :; do sleep 0.1; done"]
     cluster = Cluster(tmp_path, program)
     process = cluster.start(**array)
-    while len(list(tmp_path.glob("up-*"))) < 2:
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, process)
     process.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 0, output
@@ -217,8 +216,7 @@ def test_near_the_time_limit_tasks_save_and_the_job_goes_back(tmp_path, array, j
 def test_a_job_that_slurm_does_not_take_back_has_not_succeeded(tmp_path):
     program = ["bash", "-c", f"trap 'exit 143' TERM; touch {tmp_path}/up; while :; do sleep 0.1; done"]
     process = Cluster(tmp_path, program).start(FAKE_SCONTROL="1")
-    while not (tmp_path / "up").exists():
-        time.sleep(0.05)
+    wait_until((tmp_path / "up").exists, process)
     process.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 143 and "submit the same script again" in output
@@ -227,8 +225,7 @@ def test_a_job_that_slurm_does_not_take_back_has_not_succeeded(tmp_path):
 def test_a_signal_between_two_steps_is_not_lost(tmp_path):
     cluster = Cluster(tmp_path, counting(tmp_path, 134, 137, 134, 0))
     process = cluster.start()
-    while not (tmp_path / "calls").exists() or len(cluster.calls("srun")) < 3:
-        time.sleep(0.05)
+    wait_until(lambda: (tmp_path / "calls").exists() and len(cluster.calls("srun")) == 3, process)
     for line in process.stdout:
         if "after 2 restarts" in line:
             break
@@ -242,9 +239,7 @@ def test_a_program_that_ignores_sigterm_is_not_waited_for(tmp_path):
     program = ["bash", "-c", f"trap '' TERM; touch {tmp_path}/up-$SLURM_PROCID; sleep 120"]
     cluster = Cluster(tmp_path, program, 2, "--signal_secs=10")
     process = cluster.start()
-    while len(list(tmp_path.glob("up-*"))) < 2:
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, process)
     started_secs = time.monotonic()
     process.send_signal(signal.SIGUSR1)
     assert process.wait(TIMEOUT_SECS) == 0 and 4 <= time.monotonic() - started_secs < 40
@@ -306,9 +301,7 @@ def test_a_code_that_comes_after_sigterm_is_not_final(tmp_path):
     waits = "while :; do sleep 0.1; done"
     program = ["bash", "-c", f"trap 'exit 1' TERM; > {tmp_path}/up-$SLURM_PROCID; {waits}"]
     process = Cluster(tmp_path, program, 2, "--max_restarts=0").start()
-    while len(list(tmp_path.glob("up-*"))) < 2:
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, process)
     for pid in pids_of_tasks(tmp_path):
         os.killpg(pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=TIMEOUT_SECS)
@@ -337,9 +330,7 @@ def test_tasks_that_get_usr1_themselves_send_the_job_back(tmp_path):
                "while :; do sleep 0.1; done"]  # fmt: skip
     cluster = Cluster(tmp_path, program)
     process = cluster.start()
-    while len(list(tmp_path.glob("up-*"))) < 2:
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, process)
     for pid in pids_of_tasks(tmp_path):
         os.killpg(pid, signal.SIGUSR1)
     process.communicate(timeout=TIMEOUT_SECS)
@@ -382,9 +373,7 @@ def test_two_tasks_train_together_save_on_the_signal_and_resume(tmp_path):
     cluster = Cluster(tmp_path, program)
     job = str(os.getpid())  # its ports are not those of the same test in another process
     process = cluster.start(SLURM_JOB_ID=job)
-    while not (model_dir / "metrics.jsonl").exists():
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.1)
+    wait_until((model_dir / "metrics.jsonl").exists, process, show=process.stdout.read)
     process.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 0 and "2 workers" in output, output

@@ -3,10 +3,10 @@
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 from ctl.deploy import command
+from polling import wait_until
 from test_deploy_slurm import PROGRAM, make_script
 
 TIMEOUT_SECS = 600
@@ -68,10 +68,7 @@ def test_the_launcher_is_started_again_if_too_few_workers_remained(start, tmp_pa
 
 def test_near_the_time_limit_the_workers_save_and_the_job_is_requeued(start, tmp_path):
     process = start(["wait"])
-    deadline = time.monotonic() + TIMEOUT_SECS
-    while not (tmp_path / "waits").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until((tmp_path / "waits").exists, process)
     process.send_signal(signal.SIGUSR1)
     assert process.wait(TIMEOUT_SECS) == 0 and (tmp_path / "requeued").exists()
     assert (tmp_path / "launches").read_text().splitlines()[1:] == ["TERM"]

@@ -8,7 +8,7 @@ import sys
 import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
-from training import wait_until
+from polling import wait_until
 
 EXITING_PROGRAM = """
 from ctl.distribute.platforms import detection

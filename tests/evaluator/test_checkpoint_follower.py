@@ -2,7 +2,6 @@
 
 import errno
 import json
-import time
 
 import pytest
 from ctl.checkpoints import commit
@@ -12,6 +11,7 @@ from ctl.errors import PeerLostError, ReadError
 from ctl.evaluator import checkpoint_follower
 from ctl.evaluator.checkpoint_follower import Evaluated, Following, Patience
 from ctl.supervision.lease import Lease
+from polling import wait_until
 
 
 class World:
@@ -283,8 +283,7 @@ def test_an_evaluation_writes_heartbeats_to_the_list(tmp_path):
     path = world.lock.with_name("e.json")
     evaluated = Evaluated(path)
     with evaluated.beating(2, beat_secs=0.01):
-        while not path.exists():
-            time.sleep(0.01)
+        wait_until(path.exists)
         assert json.loads(path.read_text())["evaluating"] == 2
     mark_evaluated(world, 2)
     assert json.loads(path.read_text()) == {"evaluated": {"2": 1.0}}

@@ -9,7 +9,8 @@ import sys
 import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
-from saving_jobs import PROGRAM, checkpoints, jobs, names, unbroken, wait_until  # noqa: F401
+from polling import wait_until
+from saving_jobs import PROGRAM, checkpoints, jobs, names, unbroken  # noqa: F401
 
 pytestmark = pytest.mark.workers
 
@@ -28,11 +29,11 @@ def test_training_continues_during_a_save_and_the_next_save_waits(
         model_dir, "--background", f"--signals={tmp_path}", faults="stop:before_commit@4 "
         "stop:after_step@7",
     )  # fmt: skip
-    wait_until((tmp_path / "stopped-4").exists, "the save of step 4")
-    wait_until(lambda: 6 in logged(model_dir), "step 6")
+    wait_until((tmp_path / "stopped-4").exists)
+    wait_until(lambda: 6 in logged(model_dir))
     assert checkpoints(model_dir) == [2]
     (tmp_path / "go-4").touch()
-    wait_until((tmp_path / "stopped-7").exists, "step 7")
+    wait_until((tmp_path / "stopped-7").exists)
     assert 4 in checkpoints(model_dir)
     (tmp_path / "go-7").touch()
     result = jobs.wait()
@@ -71,7 +72,7 @@ def test_the_end_of_a_process_waits_for_the_save_under_way(tmp_path, arguments, 
         faults="stop:before_commit@4 stop:after_step@5",
     )  # fmt: skip
     for name in ("stopped-4", "stopped-5"):
-        wait_until((tmp_path / name).exists, name)
+        wait_until((tmp_path / name).exists)
     (tmp_path / "go-5").touch()
     assert checkpoints(model_dir) == [2] and process.poll() is None
     (tmp_path / "go-4").touch()
@@ -84,8 +85,8 @@ def test_the_end_of_a_process_waits_for_the_save_under_way(tmp_path, arguments, 
 def test_a_second_signal_ends_at_once_and_keeps_complete_checkpoints(jobs, unbroken, tmp_path):  # noqa: F811
     model_dir = tmp_path / "run"
     process = start(model_dir, "--signal_at=5", f"--signals={tmp_path}", faults="stop:before_commit@4")
-    wait_until((tmp_path / "stopped-4").exists, "the save of step 4")
-    wait_until(lambda: 4 in logged(model_dir), "step 4")
+    wait_until((tmp_path / "stopped-4").exists)
+    wait_until(lambda: 4 in logged(model_dir))
     while process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

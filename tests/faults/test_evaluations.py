@@ -6,7 +6,8 @@ import sys
 import processes
 import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment
-from training import pids, saved, send, wait_until
+from polling import wait_until
+from training import pids, saved, send
 
 pytestmark = pytest.mark.workers
 

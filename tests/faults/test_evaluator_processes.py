@@ -10,7 +10,7 @@ from pathlib import Path
 import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
-from launching import wait_for
+from polling import wait_until
 from test_lease import HOLDER_PROGRAM
 
 pytestmark = pytest.mark.workers
@@ -109,7 +109,7 @@ def test_sigterm_ends_a_waiting_evaluator_with_143_and_loses_nothing(start):
     model_dir, begin = start
     evaluator, _ = evaluator_beside_a_training(model_dir, begin)
     evaluated_file = model_dir / "evaluated.json"
-    wait_for(
+    wait_until(
         lambda: evaluated_file.exists() and len(json.loads(evaluated_file.read_text())["evaluated"]) == 3
     )
     evaluator.send_signal(signal.SIGTERM)

@@ -9,7 +9,8 @@ import sys
 
 import processes
 import pytest
-from launching import ROOT, TELL_SIGNALS, is_alive, pids_of, wait_for
+from launching import ROOT, TELL_SIGNALS, is_alive, pids_of
+from polling import wait_until
 
 pytestmark = [
     pytest.mark.workers,
@@ -144,7 +145,7 @@ def test_remote_workers_and_their_children_end_with_the_launcher(job, ssh, signa
     assert all(map(is_alive, worker_pids))
     job.process.send_signal(signal.Signals[signal_name])
     job.end()
-    wait_for(lambda: not any(map(is_alive, worker_pids)))
+    wait_until(lambda: not any(map(is_alive, worker_pids)))
 
 
 def test_far_workers_end_with_their_connection_and_the_host_is_named(job, ssh):
@@ -155,7 +156,7 @@ def test_far_workers_end_with_their_connection_and_the_host_is_named(job, ssh):
     os.kill(calls(job)[1]["pid"], signal.SIGKILL)
     code, _ = job.end()
     assert code == 137
-    wait_for(lambda: not any(map(is_alive, worker_pids)))
+    wait_until(lambda: not any(map(is_alive, worker_pids)))
 
 
 def test_a_host_that_cannot_be_reached_is_named_and_tried_again(job, ssh):
@@ -164,9 +165,9 @@ def test_a_host_that_cannot_be_reached_is_named_and_tried_again(job, ssh):
         with_directory(job, "print('attempt', os.environ['CTL_ATTEMPT'])\nwait_for((here / 'up').exists)"),
         "-H", "host1,host2", BACKOFF, "--grace_secs=1", "--max_restarts=50", env=ssh,
     )  # fmt: skip
-    wait_for(lambda: job.attempts)
+    wait_until(lambda: job.attempts)
     (job.dir / "dead").write_text("")
-    wait_for(lambda: job.log(1).startswith("attempt"))
+    wait_until(lambda: job.log(1).startswith("attempt"))
     (job.dir / "up").touch()
     code, err = job.end()
     assert code == 0
@@ -217,7 +218,7 @@ def test_a_signal_ends_the_waiting_for_hosts(job, ssh):
     script.write_text("#!/bin/sh\ntouch asked\nsleep 1000\n")
     script.chmod(0o755)
     job.start("pass", f"--host_discovery={script}", env=ssh, cwd=str(job.dir))
-    wait_for((job.dir / "asked").exists)
+    wait_until((job.dir / "asked").exists)
     job.process.send_signal(signal.SIGTERM)
     assert job.end(timeout_secs=25)[0] == 143, "the script itself may take 30 s"
 
@@ -297,7 +298,7 @@ def test_training_over_two_networks_goes_on_after_a_lost_connection(job, ssh, tw
         env={**ssh, "FAKE_SSH_WAY": f"ip netns exec {remote_network}"},
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    wait_for((run / "checkpoints" / "ckpt-20" / "manifest.json").exists)
+    wait_until((run / "checkpoints" / "ckpt-20" / "manifest.json").exists)
     os.kill(calls(job)[0]["pid"], signal.SIGKILL)
     code, err = job.end()
     assert code == 0 and "restart (not counted; 0 of 3 used)" in err, err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
-from launching import wait_for
+from polling import wait_until
 
 pytestmark = pytest.mark.workers
 FIRST = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -152,7 +152,7 @@ time.sleep(60)
     )  # fmt: skip
     try:
         log = tmp_path / "logs" / "job_0.log"
-        wait_for(lambda: log.exists() and "importing" in log.read_text())
+        wait_until(lambda: log.exists() and "importing" in log.read_text())
         os.kill(first_pid(process), signal.SIGTERM)
         process.communicate(timeout=TIMEOUT_SECS)
     finally:

@@ -4,7 +4,8 @@ import re
 
 import pytest
 import small_disks
-from saving_jobs import checkpoints, jobs, names, unbroken, wait_until  # noqa: F401
+from polling import wait_until
+from saving_jobs import checkpoints, jobs, names, unbroken  # noqa: F401
 
 pytestmark = pytest.mark.workers
 LARGE = "--width=1000"  # a state of 1 MB
@@ -25,13 +26,13 @@ def test_a_full_disk_stops_neither_training_nor_later_saves(jobs, small_disk, tm
         model_dir, LARGE, "--keep=2", *background, f"--signals={tmp_path}",
         faults="stop:after_step@3 stop:after_step@5",
     )  # fmt: skip
-    wait_until((tmp_path / "stopped-3").exists, "step 3")
-    wait_until(lambda: checkpoints(model_dir) == [2], "the first checkpoint")
+    wait_until((tmp_path / "stopped-3").exists)
+    wait_until(lambda: checkpoints(model_dir) == [2])
     small_disks.fill(filler)
     (tmp_path / "go-3").touch()
-    wait_until((tmp_path / "stopped-5").exists, "step 5")
+    wait_until((tmp_path / "stopped-5").exists)
     assert checkpoints(model_dir) == [2]
-    wait_until(lambda: names(model_dir / "checkpoints") == ["ckpt-2"], "no temporary files")
+    wait_until(lambda: names(model_dir / "checkpoints") == ["ckpt-2"])
     filler.unlink()
     (tmp_path / "go-5").touch()
     result = jobs.wait()
@@ -53,10 +54,10 @@ def test_a_full_disk_under_the_reports_does_not_stop_training(jobs, unbroken, sm
         small_disk, "--save_every=0", f"--signals={tmp_path}",
         faults="stop:after_step@1 stop:after_step@7",
     )  # fmt: skip
-    wait_until((tmp_path / "stopped-1").exists, "step 1")
+    wait_until((tmp_path / "stopped-1").exists)
     small_disks.fill(small_disk / "filler")
     (tmp_path / "go-1").touch()
-    wait_until((tmp_path / "stopped-7").exists, "step 7")
+    wait_until((tmp_path / "stopped-7").exists)
     (small_disk / "filler").unlink()
     (tmp_path / "go-7").touch()
     result = jobs.wait()

@@ -7,7 +7,8 @@ import sys
 import time
 
 import pytest
-from launching import BEATS, is_alive, pid_of, wait_for
+from launching import BEATS, is_alive, pid_of
+from polling import wait_until
 
 pytestmark = [
     pytest.mark.workers,
@@ -37,11 +38,11 @@ def test_a_stopped_worker_is_named_and_all_start_again(job, victim):
         TRAINING + "train_for_ever()",
         "--workers=2", "--heartbeat_timeout_secs=3", BACKOFF,
     )  # fmt: skip
-    wait_for(lambda: beats(job, 0) and beats(job, 1))
+    wait_until(lambda: beats(job, 0) and beats(job, 1))
     pids = [pid_of(job, i) for i in range(2)]
     os.kill(pids[victim], signal.SIGSTOP)
     stopped = time.monotonic()
-    wait_for(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
     assert time.monotonic() - stopped <= 30
     code, err = job.end()
     reason = rf"worker {victim} \(job {victim}\) sent no heartbeat for \d+ s \(last at step 7\)"
@@ -155,7 +156,7 @@ def test_one_that_waits_for_its_peers_may_be_silent_but_not_stopped(job):
     """TensorFlow may stop all threads of Python meanwhile."""
     code = TRAINING + "beat(0, 'connecting'); wait_for(lambda: False)"
     job.start(code, "--heartbeat_timeout_secs=1", BACKOFF)
-    wait_for(lambda: beats(job, 0))
+    wait_until(lambda: beats(job, 0))
     time.sleep(2.5)
     pid = pid_of(job, 0)
     assert is_alive(pid) and not job.attempts

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
-from launching import TELL_SIGNALS, wait_for
-from training import output_of, run, saved, started, wait_until
+from launching import TELL_SIGNALS
+from polling import wait_until
+from training import output_of, run, saved, started
 
 pytestmark = pytest.mark.workers
 WAITING_PROGRAM = TELL_SIGNALS + "wait_for(lambda: got)\nsys.exit(143)\n"
@@ -101,4 +102,4 @@ def test_a_real_terminal_that_closes_ends_the_launcher_after_its_workers_have_sa
     job.wait_for_logs("ready")
     os.close(controller)
     assert process.wait(TIMEOUT_SECS) == 143
-    wait_for(lambda: all("got SIGTERM" in job.log(i) for i in range(2)))
+    wait_until(lambda: all("got SIGTERM" in job.log(i) for i in range(2)))

@@ -8,7 +8,8 @@ import time
 
 import pytest
 from ctlrun_jobs import Ctlrun
-from launching import BEATS, pid_of, wait_for
+from launching import BEATS, pid_of
+from polling import wait_until
 from small_disks import fill, mounted
 
 pytestmark = [
@@ -99,7 +100,7 @@ while not (here / "done").exists(): beat(7, "training", time.monotonic())
         "--heartbeat_timeout_secs=6", "--max_restarts=0",
     )  # fmt: skip
     worker = pid_of(job, 0)
-    wait_for((job.dir / "beats_0").exists)
+    wait_until((job.dir / "beats_0").exists)
     os.kill(worker, signal.SIGSTOP)
     time.sleep(1.2)  # until the launcher has read the last heartbeat
     os.kill(job.process.pid, signal.SIGSTOP)

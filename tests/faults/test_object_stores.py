@@ -17,10 +17,11 @@ from ctl.io import paths
 from ctl.launch.heartbeat_monitor import HeartbeatMonitor, Timeouts, heartbeat_dir
 from ctl.supervision.lease import Lease
 from object_store import unmount
+from polling import wait_until
 from saving_jobs import checkpoints, jobs  # noqa: F401
 from saving_jobs import unbroken as final  # noqa: F401
 from tensorboard_runs import scalar_steps
-from training import STEPS, assert_bit_identical, run, wait_until
+from training import STEPS, assert_bit_identical, run
 
 pytestmark = pytest.mark.workers
 BACKOFF = ("--backoff_secs=0.2",)

@@ -7,19 +7,8 @@ import stat
 import numpy as np
 import pytest
 from conftest import TIMEOUT_SECS
-from training import (
-    STEPS,
-    assert_bit_identical,
-    output_of,
-    pids,
-    run,
-    saved,
-    send,
-    started,
-    tensors,
-    trace,
-    wait_until,
-)
+from polling import wait_until
+from training import STEPS, assert_bit_identical, output_of, pids, run, saved, send, started, tensors, trace
 
 pytestmark = pytest.mark.workers
 BACKOFF = ("--backoff_secs=0.2",)

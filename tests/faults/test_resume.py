@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import processes
 import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment, some_of
+from polling import wait_until
 
 pytestmark = pytest.mark.workers
 STEPS = 16
@@ -63,10 +63,7 @@ def test_a_run_stopped_by_ctrl_c_and_started_again_equals_an_unbroken_one(job_na
     with (tmp_path / "log").open("w+b") as log:
         assert finish(start(COMMANDS[job_name], unbroken, log)) == 0
         process = start(slowly(COMMANDS[job_name]), broken, log)
-        deadline = time.monotonic() + TIMEOUT_SECS
-        while len(trace(broken)) < 5:
-            assert process.poll() is None and time.monotonic() < deadline, log_text(log)
-            time.sleep(0.005)
+        wait_until(lambda: len(trace(broken)) >= 5, process, show=lambda: log_text(log), pause_secs=0.005)
         process.send_signal(signal.SIGINT)
         assert finish(process) == 130, log_text(log)
         stopped_at = trace(broken)[-1][0]
@@ -85,10 +82,7 @@ def test_sigterm_to_the_launcher_saves_one_checkpoint_at_the_same_step_on_every_
     model_dir = tmp_path / "run"
     with (tmp_path / "log").open("w+b") as log:
         process = start([*COMMANDS["two_workers"], "--train_steps=100000"], model_dir, log)
-        deadline = time.monotonic() + TIMEOUT_SECS
-        while len(trace(model_dir)) < 3:
-            assert process.poll() is None and time.monotonic() < deadline, log_text(log)
-            time.sleep(0.005)
+        wait_until(lambda: len(trace(model_dir)) >= 3, process, show=lambda: log_text(log))
         process.send_signal(signal.SIGTERM)
         assert finish(process) == 143, log_text(log)
     stop_messages = [

@@ -6,19 +6,8 @@ import subprocess
 import numpy as np
 import pytest
 from conftest import TIMEOUT_SECS
-from training import (
-    STEPS,
-    assert_bit_identical,
-    output_of,
-    pids,
-    run,
-    saved,
-    send,
-    started,
-    tensors,
-    trace,
-    wait_until,
-)
+from polling import wait_until
+from training import STEPS, assert_bit_identical, output_of, pids, run, saved, send, started, tensors, trace
 
 pytestmark = pytest.mark.workers
 SLOW_STEPS = {"PAUSE_SECS": "0.3"}

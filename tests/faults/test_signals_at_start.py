@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment, free_ports
-from training import output_of, run, saved, started, wait_until
+from polling import wait_until
+from training import output_of, run, saved, started
 
 pytestmark = pytest.mark.workers
 NO_STEP_MESSAGE = "no step was under way."

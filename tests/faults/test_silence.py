@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment, free_ports
+from polling import wait_until
 
 pytestmark = pytest.mark.workers
 
@@ -30,10 +30,7 @@ def workers(tmp_path):
                     stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
                     env=environment(TF_CONFIG=json.dumps(config)),
                 ))  # fmt: skip
-        deadline = time.monotonic() + TIMEOUT_SECS
-        while "step 20/" not in logs[0].read_text():
-            assert started[0].poll() is None and time.monotonic() < deadline, logs[0].read_text()[-2000:]
-            time.sleep(0.05)
+        wait_until(lambda: "step 20/" in logs[0].read_text(), started[0], show=logs[0].read_text)
         return started, logs
 
     yield start

@@ -10,7 +10,8 @@ import sys
 import processes
 import pytest
 from conftest import PROGRAMS, ROOT, TIMEOUT_SECS, environment, free_ports
-from training import STEPS, command, output_of, run, saved, started, trace, wait_until
+from polling import wait_until
+from training import STEPS, command, output_of, run, saved, started, trace
 
 pytestmark = pytest.mark.workers
 

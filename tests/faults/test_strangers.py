@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from ctl.collectives import bootstrap, ranks
 from ctl.collectives.settings import Settings
 from hvd.elastic_jobs import ElasticJob
 from hvd.ranks import rank_environment
+from polling import wait_until
 from strangers import connect, crowd
 
 pytestmark = pytest.mark.workers
@@ -58,9 +58,7 @@ def started_amid_a_crowd(program, environs, port):
         started += [start(program, environ) for environ in environs]
         started[0].stdin.write("\n")
         started[0].stdin.flush()
-        while connect(port) is None:
-            assert started[0].poll() is None, started[0].communicate()
-            time.sleep(0.05)
+        wait_until(lambda: connect(port), started[0])
         with crowd(port, silent=1200):
             for _ in range(200):  # before the other process connects
                 connect(port)
@@ -97,9 +95,8 @@ def test_two_ranks_find_each_other_amid_strangers_and_listen_no_more():
     settings = Settings(start_timeout=TIMEOUT_SECS, secret=b"known to this job only")
     with ThreadPoolExecutor() as pool:
         first = pool.submit(bootstrap.connect_ranks, ranks_of_job[0], settings)
-        while connect(port) is None:
-            assert not first.done(), first.result()
-            time.sleep(0.05)
+        wait_until(lambda: connect(port) or first.done())
+        assert not first.done(), first.result()
         with crowd(port, silent=600):
             for _ in range(200):  # before the other process connects
                 connect(port)

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import BEATS, TELL_SIGNALS, is_alive, pid_of, wait_for
+from launching import BEATS, TELL_SIGNALS, is_alive, pid_of
+from polling import wait_until
 
 pytestmark = pytest.mark.workers
 
@@ -43,7 +44,7 @@ print(task["cluster"]["worker"])
     pids = [pid_of(job, i) for i in range(2)]
     os.kill(pids[victim], signal.SIGKILL)
     killed = time.monotonic()
-    wait_for(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
     gone_secs = time.monotonic() - killed
     code, err = job.end()
     assert code == 0 and gone_secs <= 35 and time.monotonic() - killed <= 60
@@ -145,7 +146,7 @@ def group():
                 path.rmdir()
             continue
         yield path
-        wait_for(lambda group=path: not (group / "cgroup.procs").read_text())
+        wait_until(lambda group=path: not (group / "cgroup.procs").read_text())
         path.rmdir()
         return
     pytest.skip("control groups cannot be made here")
@@ -209,7 +210,7 @@ def test_a_chief_s_usage_error_wins_over_the_peers_that_lost_it(job):
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_waiting_before_a_restart_at_once(job, signum, code):
     job.start("sys.exit(134)", "--backoff_secs=1000")
-    wait_for(lambda: job.attempts)
+    wait_until(lambda: job.attempts)
     job.process.send_signal(signum)
     ended, err = job.end()
     assert ended == code and "restart 1 of 3 in 60 s" in err and "not restarting" in err
@@ -327,7 +328,7 @@ def test_children_of_workers_end_with_the_launcher_too(job, signal_name):
     assert all(map(is_alive, pids))
     job.process.send_signal(signal.Signals[signal_name])
     job.end()
-    wait_for(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_a_lost_port_is_no_restart_and_other_ports_are_free_ones(job):

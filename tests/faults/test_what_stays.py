@@ -5,7 +5,8 @@ import subprocess
 
 import pytest
 from ctl.checkpoints import commit
-from saving_jobs import checkpoints, jobs, names, wait_until  # noqa: F401
+from polling import wait_until
+from saving_jobs import checkpoints, jobs, names  # noqa: F401
 
 pytestmark = pytest.mark.workers
 
@@ -16,7 +17,7 @@ def test_another_process_always_reads_a_complete_checkpoint(jobs, tmp_path):  # 
     directory = tmp_path / "checkpoints"
     listed_steps, num_reads = set(), 0
     try:
-        wait_until(lambda: steps_of(directory), "the first checkpoint")
+        wait_until(lambda: steps_of(directory))
         while jobs.is_busy():
             before, steps = names(directory), steps_of(directory)
             while not steps and names(directory) != before:  # renamed between the listing and the reading
@@ -44,7 +45,7 @@ def test_a_deletion_that_fails_does_not_stop_training(jobs, tmp_path):  # noqa: 
     """A mount in the way of a directory: it can be neither renamed nor deleted."""
     model_dir = tmp_path / "run"
     jobs.start(model_dir, "--keep=1", f"--signals={tmp_path}", faults="stop:after_step@3")
-    wait_until((tmp_path / "stopped-3").exists, "step 3")
+    wait_until((tmp_path / "stopped-3").exists)
     checkpoint = model_dir / "checkpoints" / "ckpt-2"
     mount = ["mount", "--bind", str(checkpoint), str(checkpoint)]
     with contextlib.suppress(OSError):

@@ -5,11 +5,11 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import processes
 from conftest import ROOT
+from polling import wait_until
 
 TIMEOUT_SECS = 600
 PROGRAM_START = """
@@ -75,14 +75,8 @@ class Ctlrun:
 
     def read(self, name: str) -> str:
         """Returns the content that a program wrote under a name, after it exists."""
-        self.wait_for((self.dir / name).exists)
+        wait_until((self.dir / name).exists)
         return (self.dir / name).read_text()
-
-    def wait_for(self, condition) -> None:
-        deadline = time.monotonic() + TIMEOUT_SECS
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.02)
 
     def close(self) -> None:
         if self.process and self.process.poll() is None:

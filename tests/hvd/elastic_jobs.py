@@ -11,11 +11,11 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import processes
 from conftest import ROOT
+from polling import wait_until
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 TIMEOUT_SECS = 600
@@ -82,11 +82,7 @@ class ElasticJob:
 
     def wait(self, condition) -> None:
         """Waits until `condition()` holds. Fails if the job ends before, or after a timeout."""
-        deadline = time.monotonic() + TIMEOUT_SECS
-        while not condition():
-            ended = self.process.poll() is not None and not condition()
-            assert not ended and time.monotonic() < deadline, self.output[-6000:]
-            time.sleep(0.05)
+        wait_until(condition, self.process, show=lambda: self.output[-6000:], pause_secs=0.05)
 
     def end(self) -> tuple[int, str]:
         """Waits for the end of the job. Returns its exit code and output."""

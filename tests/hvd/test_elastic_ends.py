@@ -12,6 +12,7 @@ from conftest import ROOT
 from ctlrun_jobs import Ctlrun
 from elastic_jobs import PROGRAMS, ElasticJob
 from launching import is_alive
+from polling import wait_until
 
 pytestmark = pytest.mark.workers
 
@@ -116,8 +117,7 @@ def test_processes_end_with_the_launcher(start, signum):
     job.process.send_signal(signum)
     assert job.process.wait(600) == (143 if signum == signal.SIGTERM else -9)
     pids = [int(path.read_text()) for path in paths]
-    ctlrun = Ctlrun(job.dir, warm=True)
-    ctlrun.wait_for(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 @pytest.mark.parametrize(("script", "message"), [

@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT, TIMEOUT_SECS
 from ctlrun_jobs import Ctlrun, by_rank
 from launching import is_alive
+from polling import wait_until
 
 pytestmark = pytest.mark.workers
 
@@ -175,7 +176,7 @@ def test_ranks_and_their_child_processes_end_with_a_killed_launcher(ctlrun):
     ctlrun.start(program, "-np", "2")
     pids = [int(pid) for rank in range(2) for pid in ctlrun.read(f"pids{rank}").split()]
     ctlrun.process.kill()
-    ctlrun.wait_for(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_each_rank_sees_one_gpu_of_those_that_the_launcher_sees(ctlrun):

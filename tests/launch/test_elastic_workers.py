@@ -5,12 +5,12 @@ import sys
 
 import processes
 import pytest
-import training
 from conftest import ROOT, TIMEOUT_SECS, environment
 from ctl.launch import cli
 from ctl.launch.host_health import HostHealth
 from ctl.launch.hosts import Host
 from ctl.launch.membership import Limits, Membership
+from polling import wait_until
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 PRINT_NUMBERS = """
@@ -143,7 +143,7 @@ def test_the_time_from_a_signal_to_sigkill_is_that_of_the_option(tmp_path):
         stdout=subprocess.DEVNULL, env=environment(), cwd=ROOT,
     )  # fmt: skip
     logs = [tmp_path / "logs" / f"rank.{i}" / "stdout" for i in range(2)]
-    training.wait_until(lambda: all(p.exists() and b"ready\n" in p.read_bytes() for p in logs), launcher)
+    wait_until(lambda: all(p.exists() and b"ready\n" in p.read_bytes() for p in logs), launcher)
     launcher.terminate()
     assert launcher.wait(TIMEOUT_SECS) == 143
     assert all(p.read_bytes().count(b"tick") < 150 for p in logs)  # by default 30 s, 300 times

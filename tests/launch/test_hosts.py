@@ -16,7 +16,8 @@ from ctl.launch.host_allocation import PORT_OFFSET, DiscoveredAllocation, HostAl
 from ctl.launch.hosts import Host, select_slots
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launching import is_alive, wait_for
+from launching import is_alive
+from polling import wait_until
 
 FUZZ = settings(deadline=None)
 PIECES = st.sampled_from(
@@ -252,7 +253,7 @@ def test_a_hanging_discovery_script_is_killed_with_its_child_processes(tmp_path)
     hanging = write_script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
     result = run_discovery(hanging, timeout_secs=3.0)
     assert "did not end within 3 s" in result.problem
-    wait_for(lambda: not is_alive(int((tmp_path / "pid").read_text())))
+    wait_until(lambda: not is_alive(int((tmp_path / "pid").read_text())))
     assert discovery.DISCOVERY_TIMEOUT_SECS == 30
 
 

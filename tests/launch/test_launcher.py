@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 import types
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from ctl.launch.ports import free_ports
 from ctl.launch.process import ProcessExit
 from ctl.launch.terminal_text import TerminalText, read_tail
 from ctl.version import __version__
+from polling import wait_until
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_SECS = 600
@@ -201,10 +201,7 @@ def test_the_copy_ends_when_all_writers_are_closed(tmp_path):
     copied_output, task, _ = log_output(tmp_path)
     copied_output.close_writers(task)
     copied_output.start()
-    deadline = time.monotonic() + TIMEOUT_SECS
-    while copied_output._streams:
-        assert time.monotonic() < deadline, "the copy did not end"
-        time.sleep(0.02)
+    wait_until(lambda: not copied_output._streams)
     copied_output.finish()
     assert not copied_output._thread.is_alive()
 

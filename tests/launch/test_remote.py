@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import pytest
 from conftest import ROOT
 from ctl.launch import remote, ssh
-from launching import is_alive, wait_for
+from launching import is_alive
+from polling import wait_until
 
 TIMEOUT_SECS = 600
 
@@ -95,7 +96,7 @@ def test_processes_end_with_the_connection_or_after_silence(silence_secs):
         if silence_secs == 60.0:
             process.stdin.close()
         assert process.wait(TIMEOUT_SECS) == 0
-        wait_for(lambda: not any(map(is_alive, pids)))
+        wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_input_that_another_program_has_read_is_refused():

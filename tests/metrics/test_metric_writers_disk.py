@@ -5,12 +5,11 @@ import logging
 
 import pytest
 import small_disks
-from conftest import TIMEOUT_SECS
 from ctl.metrics.event_files import EventFolder
 from ctl.metrics.jsonl import JsonlWriter
 from ctl.metrics.protocol import Ended, RunEnd, RunInfo, Started
 from ctl.metrics.tensorboard import TensorBoardWriter
-from launching import wait_for
+from polling import wait_until
 from tensorboard_runs import raw_events, scalar_steps
 
 INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
@@ -20,15 +19,6 @@ INFO = RunInfo("M", "one_device", 1, 1, 8, "", "float32", 0, None)
 def small_disk(tmp_path):
     with small_disks.mounted(tmp_path / "disk", "1m") as directory:
         yield directory
-
-
-def wait_for_message(caplog, message):
-    import time
-
-    deadline = time.monotonic() + TIMEOUT_SECS
-    while message not in caplog.text:
-        assert time.monotonic() < deadline, caplog.text
-        time.sleep(0.01)
 
 
 def test_metrics_jsonl_has_every_line_when_the_disk_has_space_again(small_disk, caplog):
@@ -55,14 +45,14 @@ def test_tensorboard_has_every_event_when_the_disk_has_space_again(small_disk, c
     writer = TensorBoardWriter(small_disk / "logs", flush_every_secs=0.02)
     writer.note(Started(0, None, INFO))
     writer.write(1, {"loss": 1.0})
-    wait_for(lambda: scalar_steps(small_disk / "logs" / "train") == [1])
+    wait_until(lambda: scalar_steps(small_disk / "logs" / "train") == [1])
     small_disks.fill(small_disk / "filler")
     for step in range(2, 400):
         writer.write(step, {"loss": 1.0, "x" * 100: 2.0})
-    wait_for_message(caplog, "cannot be written for now")
+    wait_until(lambda: "cannot be written for now" in caplog.text, show=lambda: caplog.text)
     writer.write(400, {"loss": 1.0})
     (small_disk / "filler").unlink()
-    wait_for_message(caplog, "are written again; 0 entries were dropped")
+    wait_until(lambda: "are written again; 0 entries were dropped" in caplog.text, show=lambda: caplog.text)
     writer.note(Ended(400, RunEnd.DONE))
     assert scalar_steps(small_disk / "logs" / "train") == list(range(1, 401))
     assert len(list((small_disk / "logs" / "train").iterdir())) == 2

@@ -10,7 +10,7 @@ from conftest import TIMEOUT_SECS
 from ctl.metrics.protocol import Ended, Progressed, RunEnd, RunInfo, Saved, Started
 from ctl.metrics.tensorboard import TensorBoardWriter
 from ctl.metrics.tensorboard_log import TensorBoardLog
-from launching import wait_for
+from polling import wait_until
 from tensorboard_runs import scalar_steps
 
 EARLIER_THREADS: list[threading.Thread] = []
@@ -116,7 +116,7 @@ def test_numbers_before_a_checkpoint_are_on_disk_with_it(logs):
     for step in range(1, 6):
         writer.write(step, {"loss": 1.0})
     writer.note(Saved(5, "ckpt-5"))
-    wait_for(lambda: scalar_steps(logs / "train") == [1, 2, 3, 4, 5])
+    wait_until(lambda: scalar_steps(logs / "train") == [1, 2, 3, 4, 5])
     writer.note(Ended(5, RunEnd.DONE))
 
 

@@ -14,6 +14,8 @@ import textwrap
 import time
 from pathlib import Path
 
+from polling import wait_until
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_SECS = 600
 
@@ -110,14 +112,7 @@ class Job:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_for_logs(self, text, workers=2):
-        wait_for(lambda: all(text in self.log(i) for i in range(workers)))
-
-
-def wait_for(condition, timeout_secs=TIMEOUT_SECS):
-    until = time.monotonic() + timeout_secs
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.02)
+        wait_until(lambda: all(text in self.log(i) for i in range(workers)))
 
 
 def read_until(stream, text):
@@ -147,5 +142,5 @@ def pid_of(job, name):
 
 def pids_of(job, name):
     """Returns the numbers after "pid" in a worker's log, once their line is complete."""
-    wait_for(lambda: re.search(r"^pid .*\n", job.log(name), re.MULTILINE))
-    return [int(number) for number in re.search(r"^pid (.*)", job.log(name), re.MULTILINE)[1].split()]
+    line = wait_until(lambda: re.search(r"^pid (.*)\n", job.log(name), re.MULTILINE))
+    return [int(number) for number in line[1].split()]

@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import processes
@@ -87,13 +86,6 @@ def checkpoints(model_dir):
 
 def names(directory):
     return sorted(p.name for p in Path(directory).iterdir() if p.name != commit.LISTING)
-
-
-def wait_until(condition, message, timeout=TIMEOUT_SECS):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, message
-        time.sleep(0.005)
 
 
 def truncate_data(path):

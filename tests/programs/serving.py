@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import processes
 from conftest import ROOT, TIMEOUT_SECS, Result, environment, free_ports
+from polling import wait_until
 
 
 class ServedJob:
@@ -54,14 +54,10 @@ class ServedJob:
         stat = Path(f"/proc/{self.tasks[name].pid}/stat").read_text().rpartition(")")[2].split()
         return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
-    def until(self, condition, description: str, timeout: float = TIMEOUT_SECS) -> None:
+    def wait_until(self, condition) -> None:
         """Waits until `condition()` holds, as long as the chief runs."""
-        deadline = time.monotonic() + timeout
-        while not condition():
-            text = self.log("chief0").read_text(errors="replace")[-3000:]
-            assert time.monotonic() < deadline, f"waited for {description} in vain:\n{text}"
-            assert self.tasks["chief0"].poll() is None, f"the chief ended before {description}:\n{text}"
-            time.sleep(0.02)
+        log = self.log("chief0")
+        wait_until(condition, self.tasks["chief0"], show=lambda: log.read_text(errors="replace")[-3000:])
 
     def stop_all(self) -> None:
         for process in self._all:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,16 +58,6 @@ def run(model_dir, *options, **options_of_start) -> Result:
     with started(model_dir, *options, **options_of_start) as process:
         code = process.wait(TIMEOUT_SECS)
     return Result(code, output_of(model_dir).read_bytes()[before:].decode(errors="replace"))
-
-
-def wait_until(condition, process=None):
-    """Polls `condition`. Fails after a generous timeout, or if the process has ended."""
-    deadline = time.monotonic() + TIMEOUT_SECS
-    while not (value := condition()):
-        assert process is None or process.poll() is None, "it ended before"
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.02)
-    return value
 
 
 def trace(model_dir, run="train"):

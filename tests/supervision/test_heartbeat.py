@@ -10,14 +10,8 @@ from conftest import TIMEOUT_SECS, some_of
 from ctl.supervision import heartbeat
 from ctl.supervision.beat_file import PollClock
 from ctl.supervision.heartbeat import Heartbeat
+from polling import wait_until
 from small_models import Small, every_step
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + TIMEOUT_SECS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def content(path):
@@ -118,7 +112,7 @@ def test_the_time_of_a_stopped_process_does_not_count(monkeypatch):
         last = len(beats)
         wait_until(lambda: len(beats) > last + 3)
         assert not ended
-        wait_until(lambda: time_secs.append(time_secs.pop() + 0.04) or ended)
+        wait_until(lambda: time_secs.append(time_secs.pop() + 0.04) or ended, pause_secs=0.005)
     assert ended[0] == 134
 
 

@@ -13,7 +13,7 @@ from conftest import environment
 from ctl.supervision import lease as lease_module
 from ctl.supervision.lease import Lease, hold_lease
 from ctl.supervision.process_identity import process_mark, process_start_time
-from launching import wait_for
+from polling import wait_until
 from small_models import Small, every_step
 
 TIMEOUT_SECS = 600
@@ -108,7 +108,7 @@ def test_a_beat_is_rewritten_with_the_newest_step(path):
     with Lease(path, beat_secs=0.01).held(step=lambda: steps[0]):
         first = Lease(path).read()
         steps[0] = 5
-        wait_for(lambda: Lease(path).read().step == 5)
+        wait_until(lambda: Lease(path).read().step == 5)
         assert Lease(path).read().beat > first.beat
         assert Lease(path).read().started == first.started
 
@@ -121,7 +121,7 @@ def test_no_beat_comes_after_the_end(path):
         own_lease = lease.read()
         lease._write(own_lease, step=0)  # a beat that was in flight when training ended
         assert lease.read() == own_lease and own_lease.state == "ended"
-    wait_for(lambda: "ctl-lease" not in [t.name for t in threading.enumerate()])
+    wait_until(lambda: "ctl-lease" not in [t.name for t in threading.enumerate()])
 
 
 def test_a_killed_holder_is_dead_at_once(path, holder):
@@ -130,7 +130,7 @@ def test_a_killed_holder_is_dead_at_once(path, holder):
     own_lease = lease.read()
     assert own_lease.pid == process.pid and own_lease.step == 7 and lease.is_alive(own_lease)
     process.kill()
-    wait_for(lambda: not lease.is_alive(own_lease))  # also before its exit code is collected
+    wait_until(lambda: not lease.is_alive(own_lease))  # also before its exit code is collected
     assert process.returncode is None and lease.read().state == "training"
 
 
@@ -225,7 +225,7 @@ def test_a_full_disk_warns_once_and_training_continues(path, monkeypatch, caplog
 
     monkeypatch.setattr(lease_module.os, "replace", raise_disk_full)
     with Lease(path, beat_secs=0.001).held(step=lambda: 0):
-        wait_for(lambda: caplog.records)
+        wait_until(lambda: caplog.records)
         never_set = threading.Event()
         never_set.wait(0.05)
     [message] = [r.getMessage() for r in caplog.records]

@@ -14,7 +14,7 @@ from conftest import environment
 from ctl.supervision import claim_file
 from ctl.supervision import lease as lease_module
 from ctl.supervision.lease import Lease
-from launching import wait_for
+from polling import wait_until
 from small_models import Small, every_step
 from test_lease import TIMEOUT_SECS, replace_with_remote_lease, write_remote_lease
 
@@ -43,14 +43,14 @@ def test_a_beat_never_overwrites_another_holder(path):
     held_lease = Lease(path, beat_secs=0.01).held(step=lambda: 1)
     with pytest.raises(ctl.errors.LeaseLostError), held_lease as lease:
         first = Lease(path).read().beat
-        wait_for(lambda: Lease(path).read().beat != first)
+        wait_until(lambda: Lease(path).read().beat != first)
 
         def is_detected():  # a beat in flight is written first
             if Lease(path).read().host != "thief":
                 take_over(path)
             return "ctl-lease" not in [t.name for t in threading.enumerate()]
 
-        wait_for(is_detected)
+        wait_until(is_detected)
         assert Lease(path).read().host == "thief"
         lease.check()  # the beat has detected it
 

@@ -5,10 +5,10 @@ import os
 import re
 import signal
 import sys
-import time
 
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
+from polling import wait_until
 from processes import run, start
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard_runs import trials
@@ -174,13 +174,6 @@ def test_a_state_that_is_damaged_is_not_overwritten(tmp_path, program):
     result = run_sweep(["--", *program, "--rate=1,2"], tmp_path)
     assert result.returncode == 2 and "sweep.json cannot be read" in result.stderr
     assert (tmp_path / "sweep/sweep.json").read_text() == "{"
-
-
-def wait_until(condition, secs=TIMEOUT_SECS):
-    end = time.monotonic() + secs
-    while not condition():
-        assert time.monotonic() < end, "timeout"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +11,7 @@ import photos as sample
 import processes
 import pytest
 from conftest import ROOT, TIMEOUT_SECS, environment
+from polling import wait_until
 from test_resume import slowly
 
 pytestmark = pytest.mark.workers
@@ -150,10 +150,7 @@ def test_a_run_interrupted_within_an_epoch_resumes_exactly(photos, tmp_path, com
     assert run(COMMANDS[command], *options, f"--model_dir={unbroken}").code == 0
     with (tmp_path / "log").open("w+") as log:
         process = start(slowly(COMMANDS[command]), *options, f"--model_dir={interrupted}", log=log)
-        deadline = time.monotonic() + TIMEOUT_SECS
-        while len(rows(interrupted)) < 3:
-            assert process.poll() is None and time.monotonic() < deadline, log.name
-            time.sleep(0.005)
+        wait_until(lambda: len(rows(interrupted)) >= 3, process, pause_secs=0.005)
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_SECS) == 130
     stopped_at = rows(interrupted)[-1][0]

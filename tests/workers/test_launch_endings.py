@@ -10,7 +10,8 @@ import sys
 import termios
 
 import pytest
-from launching import TELL_SIGNALS, is_alive, pid_of, read_until, wait_for
+from launching import TELL_SIGNALS, is_alive, pid_of, read_until
+from polling import wait_until
 
 pytestmark = pytest.mark.workers
 
@@ -66,7 +67,7 @@ def test_a_killed_launcher_leaves_no_worker(job):
     pids = [pid_of(job, i) for i in range(2)]
     assert all(map(is_alive, pids))
     job.process.kill()
-    wait_for(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 @LINUX
@@ -79,7 +80,7 @@ def test_processes_started_by_a_worker_end_with_it(job):
         """
     )
     assert code == 0
-    wait_for(lambda: not is_alive(pid_of(job, 0)))
+    wait_until(lambda: not is_alive(pid_of(job, 0)))
 
 
 def test_a_worker_that_lost_its_port_restarts_all_workers_on_other_ports(job):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from conftest import environment
-from launching import TELL_SIGNALS, TIMEOUT_SECS, pid_of, read_until, wait_for
+from launching import TELL_SIGNALS, TIMEOUT_SECS, pid_of, read_until
+from polling import wait_until
 
 pytestmark = pytest.mark.workers
 
@@ -86,7 +87,7 @@ def test_the_whole_output_of_the_chief_is_printed_when_the_launcher_ends(job):
 def test_a_slow_console_gets_the_whole_output_of_the_chief(job):
     job.start("print('pid', os.getpid())\nsys.stdout.write('0123456789abcde\\n' * 6_000)")
     worker = Path(f"/proc/{pid_of(job, 0)}")
-    wait_for(lambda: not worker.exists())
+    wait_until(lambda: not worker.exists())
     with pytest.raises(subprocess.TimeoutExpired):  # the launcher runs until its output is read
         job.process.wait(0.5)
     out, _ = job.process.communicate(timeout=TIMEOUT_SECS)
@@ -204,7 +205,7 @@ def test_a_crash_after_the_end_of_the_chief_is_a_warning_and_an_error_is_not(job
 def test_a_second_launcher_leaves_the_logs_of_the_first_alone(job):
     """The second launcher may start before the first one has written its LOCK."""
     job.start("print('mine', flush=True)\nwait_for((here / 'go').exists)", "--workers=1")
-    wait_for(lambda: "mine\n" in job.log(0))
+    wait_until(lambda: "mine\n" in job.log(0))
     command = [sys.executable, "-m", "ctl", "launch", f"--log_dir={job.logs}", "--", "true"]
     second = subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False

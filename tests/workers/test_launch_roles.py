@@ -6,7 +6,8 @@ import signal
 import sys
 
 import pytest
-from launching import TELL_SIGNALS, is_alive, pid_of, read_until, wait_for
+from launching import TELL_SIGNALS, is_alive, pid_of, read_until
+from polling import wait_until
 
 pytestmark = pytest.mark.workers
 
@@ -154,10 +155,10 @@ def test_a_restarted_worker_ends_with_a_killed_launcher_too(job):
         "--ps=1",
     )
     names = ("job_0", "job_1", "ps_0")
-    wait_for(lambda: all("pid " in job.log(n) for n in names))
+    wait_until(lambda: all("pid " in job.log(n) for n in names))
     pids = [pid_of(job, n) for n in names]
     job.process.kill()
-    wait_for(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 @pytest.mark.parametrize("role", ["ps", "chief"])
@@ -199,7 +200,7 @@ if role != "evaluator": (here / "gone").touch()
         "--ps=1",
         "--evaluator",
     )
-    wait_for(lambda: all("ready" in job.log(n) for n in ("job_0", "job_1", "ps_0", "evaluator_0")))
+    wait_until(lambda: all("ready" in job.log(n) for n in ("job_0", "job_1", "ps_0", "evaluator_0")))
     job.process.send_signal(signal.SIGTERM)
     code, err = job.end()
     assert code == 143 and "forwarded SIGTERM to 2 processes" in err
@@ -211,10 +212,10 @@ if role != "evaluator": (here / "gone").touch()
 @pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGINT", "SIGKILL"])
 def test_no_process_of_any_role_outlives_the_launcher(job, signal_name):
     job.start("print('pid', os.getpid())\nwait_for(lambda: False)", *ALL, "--grace_secs=0.5")
-    wait_for(lambda: all("pid " in job.log(n) for n in LOGS))
+    wait_until(lambda: all("pid " in job.log(n) for n in LOGS))
     pids = [pid_of(job, n) for n in LOGS]
     assert all(map(is_alive, pids))
     job.process.send_signal(signal.Signals[signal_name])
     code, _ = job.end()
-    wait_for(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
     assert code == {"SIGTERM": 143, "SIGINT": 130, "SIGKILL": -9}[signal_name]

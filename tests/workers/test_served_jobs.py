@@ -121,19 +121,19 @@ def test_training_continues_without_a_lost_worker_which_may_rejoin_and_sigterm_s
     model_dir = tmp_path / "run"
     command = [*MNIST, "--train_steps=100000", f"--model_dir={model_dir}"]
     job = serve([*command, "--strategy=parameter_server"])
-    job.until(lambda: len(logged_steps(model_dir)) > 2, "steps")
+    job.wait_until(lambda: len(logged_steps(model_dir)) > 2)
     job.tasks["worker1"].kill()
     num_logged = len(logged_steps(model_dir))
-    job.until(lambda: len(logged_steps(model_dir)) > num_logged + 3, "steps without worker 1")
+    job.wait_until(lambda: len(logged_steps(model_dir)) > num_logged + 3)
     job.start("worker1")
-    job.until(lambda: job.log("worker1").read_text().count("Serving as") == 2, "worker 1")
+    job.wait_until(lambda: job.log("worker1").read_text().count("Serving as") == 2)
     initial_secs = job.cpu_secs("worker1")
-    job.until(lambda: job.cpu_secs("worker1") > initial_secs + 0.5, "worker 1 at work")
+    job.wait_until(lambda: job.cpu_secs("worker1") > initial_secs + 0.5)
     num_logged = len(logged_steps(model_dir))
-    job.until(lambda: len(logged_steps(model_dir)) > num_logged + 3, "steps with worker 1 again")
+    job.wait_until(lambda: len(logged_steps(model_dir)) > num_logged + 3)
     job.tasks["worker0"].kill()
     num_logged = len(logged_steps(model_dir))
-    job.until(lambda: len(logged_steps(model_dir)) > num_logged + 3, "steps with worker 1 alone")
+    job.wait_until(lambda: len(logged_steps(model_dir)) > num_logged + 3)
     job.tasks["chief0"].send_signal(signal.SIGTERM)
     chief = job.result("chief0")
     assert chief.code == 143, chief.output[-3000:]
@@ -147,7 +147,7 @@ def test_training_continues_without_a_lost_worker_which_may_rejoin_and_sigterm_s
 def test_a_lost_parameter_server_ends_the_chief_with_134(serve, tmp_path):
     model_dir = tmp_path / "run"
     job = serve([*MNIST, "--train_steps=100000", f"--model_dir={model_dir}"])
-    job.until(lambda: len(logged_steps(model_dir)) > 2, "steps")
+    job.wait_until(lambda: len(logged_steps(model_dir)) > 2)
     job.tasks["ps0"].kill()
     chief = job.result("chief0")
     assert chief.code == 134, chief.output[-3000:]
@@ -174,13 +174,13 @@ def test_variables_in_shards_are_trained_saved_and_restored(serve, tmp_path, fra
 def test_a_worker_lost_while_it_holds_or_awaits_the_lock_blocks_no_other(serve, lock_state, tmp_path):
     update_started = tmp_path / "update"
     job = serve(["tests/programs/holding_the_lock.py", str(update_started)])
-    job.until(update_started.exists, "an update")
+    job.wait_until(update_started.exists)
     initial_secs_by_worker = {name: job.cpu_secs(name) for name in ("worker0", "worker1")}
 
     def used_secs(name):
         return job.cpu_secs(name) - initial_secs_by_worker[name]
 
-    job.until(lambda: max(map(used_secs, initial_secs_by_worker)) > 1, "work within the update")
+    job.wait_until(lambda: max(map(used_secs, initial_secs_by_worker)) > 1)
     waiting, holding = sorted(initial_secs_by_worker, key=used_secs)
     num_steps = steps_counted(job)
     assert num_steps < 999  # the other worker has steps left
@@ -211,10 +211,10 @@ def test_keras_3_variables_in_shards_are_refused_before_training(serve):
 def test_sigterm_without_any_worker_still_saves(serve, tmp_path):
     model_dir = tmp_path / "run"
     job = serve([*MNIST, "--train_steps=100000", f"--model_dir={model_dir}"])
-    job.until(lambda: len(logged_steps(model_dir)) > 2, "steps")
+    job.wait_until(lambda: len(logged_steps(model_dir)) > 2)
     job.tasks["worker0"].kill()
     job.tasks["worker1"].kill()
-    job.until(lambda: "failed with UnavailableError" in job.log("chief0").read_text(), "the loss")
+    job.wait_until(lambda: "failed with UnavailableError" in job.log("chief0").read_text())
     job.tasks["chief0"].send_signal(signal.SIGTERM)
     chief = job.result("chief0")
     assert chief.code == 143, chief.output[-3000:]
