@@ -152,7 +152,7 @@ time.sleep(60)
     )  # fmt: skip
     try:
         log = tmp_path / "logs" / "job_0.log"
-        wait_until(lambda: log.exists() and "importing" in log.read_text())
+        wait_until(lambda: log.exists() and "importing\n" in log.read_text())
         os.kill(first_pid(process), signal.SIGTERM)
         process.communicate(timeout=TIMEOUT_SECS)
     finally:

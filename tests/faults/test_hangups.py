@@ -102,4 +102,4 @@ def test_a_real_terminal_that_closes_ends_the_launcher_after_its_workers_have_sa
     job.wait_for_logs("ready")
     os.close(controller)
     assert process.wait(TIMEOUT_SECS) == 143
-    wait_until(lambda: all("got SIGTERM" in job.log(i) for i in range(2)))
+    wait_until(lambda: all("got SIGTERM\n" in job.log(i) for i in range(2)))

@@ -224,7 +224,7 @@ if role == "evaluator":
     if attempt == 2: sys.exit(134)
     wait_for(lambda: False)
 if attempt == 1: sys.exit(134)
-wait_for(lambda: "because" in (here / "logs/evaluator_0.log").read_text())
+wait_for(lambda: (here / "logs/evaluator_0.log").read_text().partition("because")[2].endswith("\\n"))
 """,
         "--evaluator", BACKOFF,
     )  # fmt: skip
@@ -357,7 +357,7 @@ def test_a_lost_peer_gets_little_grace_but_a_save_is_not_torn(job):
     code, _, err = job.run(
         BEATS + TELL_SIGNALS + """
 if job == 1:
-    wait_for(lambda: "ready" in (here / "logs/job_0.log").read_text())
+    wait_for(lambda: "ready\\n" in (here / "logs/job_0.log").read_text())
     os.kill(os.getpid(), signal.SIGKILL)
 until = time.monotonic() + 11            # longer than those who lost a peer are given
 while time.monotonic() < until: beat(7, "saving")

@@ -112,7 +112,9 @@ class Job:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_for_logs(self, text, workers=2):
-        wait_until(lambda: all(text in self.log(i) for i in range(workers)))
+        """Waits until the log of each worker has a complete line that contains a text."""
+        line = re.compile(re.escape(text) + ".*\n")
+        wait_until(lambda: all(line.search(self.log(i)) for i in range(workers)))
 
 
 def read_until(stream, text):

@@ -116,7 +116,7 @@ def test_the_first_failing_worker_decides_the_exit_code_and_ends_the_others(job)
         TELL_SIGNALS
         + """
 if job == 1:
-    wait_for(lambda: "ready" in (here / "logs/job_0.log").read_text())
+    wait_for(lambda: "ready\\n" in (here / "logs/job_0.log").read_text())
     for i in range(30): print("line", i, "of worker 1")
     sys.exit(3)
 wait_for(lambda: got)
