@@ -1,7 +1,13 @@
 """Checks and conversions of the values of settings."""
 
+import dataclasses
+import math
+import numbers
+import os
 import re
-from collections.abc import Sequence
+import types
+import typing
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ctl.errors import UsageError
@@ -20,6 +26,34 @@ class WorkerRange(NamedTuple):
 def are_names(value: Any) -> bool:
     """Returns True for a list of strings."""
     return isinstance(value, Sequence) and all(isinstance(v, str) for v in value)
+
+
+def check_type(name: str, value: Any, annotation: Any) -> None:
+    """Raises UsageError for a value that does not have the type of an annotation such as `float | None`.
+
+    An integer is a valid float. True, False and NaN are not numbers.
+    """
+    options = _types_of(annotation)
+    if not any(_IS_OF_TYPE[t](value) if t in _IS_OF_TYPE else isinstance(value, t) for t in options):
+        names = (_NAME_OF_TYPE.get(t) or f"a ctl.{t.__name__}" for t in options)
+        raise UsageError(f"{name} is {value!r:.80}; expected {' or '.join(names)}.")
+
+
+def check_fields(settings: Any) -> None:
+    """Raises UsageError for a field of a dataclass that does not have the type of its annotation.
+
+    Fields of a user's subclass may have annotations of any form. Only those of `check_type` are checked.
+    """
+    for field in dataclasses.fields(settings):
+        if all(t in _IS_OF_TYPE for t in _types_of(field.type)):
+            check_type(f"{type(settings).__name__} {field.name}", getattr(settings, field.name), field.type)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raises UsageError unless `value` is one of the strings."""
+    if not isinstance(value, str) or value not in choices:
+        *first, last = map(repr, choices)
+        raise UsageError(f"{name} is {value!r:.80}; expected {', '.join(first)} or {last}.")
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -71,3 +105,35 @@ def parse_worker_range(name: str, value: str) -> WorkerRange:
             f"{name} is {value!r}; expected MIN:MAX with 1 <= MIN <= MAX <= {_MAX_WORKERS}, such as 1:3."
         )
     return limits
+
+
+def _types_of(annotation: Any) -> tuple[Any, ...]:
+    """Returns the types of a union, or the only type."""
+    return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+
+
+def _is_number(value: Any) -> bool:
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_real and not math.isnan(value)
+
+
+_IS_OF_TYPE: dict[Any, Callable[[Any], bool]] = {
+    int: lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool),
+    float: _is_number,
+    bool: lambda value: isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool",  # of NumPy
+    str: lambda value: isinstance(value, str),
+    types.NoneType: lambda value: value is None,
+    Sequence[str]: lambda value: are_names(value) and not isinstance(value, str),
+    Callable: callable,
+    os.PathLike[str]: lambda value: isinstance(value, os.PathLike),
+}
+_NAME_OF_TYPE: dict[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    str: "a string",
+    Sequence[str]: "a list of names",
+    Callable: "a function",
+    os.PathLike[str]: "a path",
+    types.NoneType: "None",
+}

@@ -114,7 +114,7 @@ class Trainer(UserMethods):
             log_filter.quiet_logs()
         values = construction.with_writer_names(settings, writers)
         self.config: Config = (config := resolve_config(type(self), config, values))
-        validation.check_checkpoints_and_writers(checkpoints, writers, extra_writers, config.model_dir)
+        validation.check_arguments(checkpoints, writers, extra_writers, callbacks, config.model_dir)
         self.strategy: tf.distribute.Strategy = construction.strategy_of(config)
         self.topology: Topology = strategies.topology_of(self.strategy)
         self.global_batch_size: int = config.global_batch_size

@@ -1,12 +1,12 @@
 """Best value of a metric, and the step that had it."""
 
 import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ctl.errors import UsageError
+from ctl.setting_values import check_choice
 
 _SMALLER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse")
 
@@ -64,10 +64,8 @@ class BestValue:
             raise UsageError(f"metric is {metric!r}; expected the name of a metric of the run.")
         if metric.startswith("val_"):  # the name in Keras of a metric of the evaluation
             metric, run = metric.removeprefix("val_"), "eval"
-        if run not in ("train", "eval"):
-            raise UsageError(f"run is {run!r}; expected 'train' or 'eval'.")
-        if mode not in ("auto", "min", "max"):
-            raise UsageError(f"mode is {mode!r}; expected 'max', 'min' or 'auto'.")
+        check_choice("run", run, ("train", "eval"))
+        check_choice("mode", mode, ("max", "min", "auto"))
         self.metric, self.run = metric, run
         self._sign = -1.0 if smaller_is_better(metric, mode) else 1.0
         self._min_delta = abs(min_delta)
@@ -125,9 +123,3 @@ class BestValue:
                 values = {name: float(v) for name, v in (metrics or {}).items()}
                 self.record = BestRecord(step, self.run, values, self.metric)
         return is_better
-
-
-def check_count(name: str, value: Any, minimum: int) -> None:
-    """Raises UsageError unless `value` is a whole number >= `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
-        raise UsageError(f"{name} is {value!r}; expected a whole number >= {minimum}.")

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from ctl.callbacks.best_value import BestValue, check_count
+from ctl.callbacks.best_value import BestValue
 from ctl.callbacks.keras_names import refuse_keras_names
 from ctl.callbacks.protocol import Callback, Decision
+from ctl.setting_values import check_fields, check_integer
 
 
 @refuse_keras_names
@@ -42,7 +43,8 @@ class EarlyStopping(Callback):
     name = "early_stopping"
 
     def __post_init__(self) -> None:
-        check_count("patience", self.patience, 0)
+        check_fields(self)
+        check_integer("patience", self.patience, 0)
         self.best: BestValue = BestValue(self.metric, self.run, self.mode, self.min_delta)
         self.monitored: BestValue | None = self.best
         self._num_values = self._waited = 0

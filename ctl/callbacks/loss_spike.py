@@ -1,16 +1,15 @@
 """Detection of sudden increases of the loss."""
 
 import math
-import numbers
 import statistics
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from ctl.callbacks.best_value import check_count
 from ctl.callbacks.keras_names import refuse_keras_names
 from ctl.callbacks.protocol import Callback, Decision
 from ctl.errors import UsageError
+from ctl.setting_values import check_fields, check_integer
 
 _MIN_VALUES = 3  # a median of fewer values is not compared
 
@@ -42,9 +41,10 @@ class LossSpike(Callback):
     name = "spike"
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.factor, numbers.Real) and self.factor > 1):
+        check_fields(self)
+        if not self.factor > 1:
             raise UsageError(f"LossSpike factor is {self.factor!r}; expected a number > 1.")
-        check_count("LossSpike window", self.window, _MIN_VALUES)
+        check_integer("LossSpike window", self.window, _MIN_VALUES)
         self.state: dict[str, Any] = {"values": []}
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from ctl.callbacks.best_value import BestValue, check_count
+from ctl.callbacks.best_value import BestValue
 from ctl.callbacks.keras_names import refuse_keras_names
 from ctl.callbacks.protocol import Callback, Decision
 from ctl.errors import UsageError
+from ctl.setting_values import check_fields, check_integer
 
 
 @refuse_keras_names
@@ -42,8 +43,9 @@ class ReduceOnPlateau(Callback):
     name = "plateau"
 
     def __post_init__(self) -> None:
-        check_count("patience", self.patience, 0)
-        check_count("cooldown", self.cooldown, 0)
+        check_fields(self)
+        check_integer("patience", self.patience, 0)
+        check_integer("cooldown", self.cooldown, 0)
         if not 0 < self.factor < 1:
             raise UsageError(f"factor is {self.factor!r}; expected a number between 0 and 1.")
         self.best: BestValue = BestValue(self.metric, self.run, self.mode, self.min_delta)

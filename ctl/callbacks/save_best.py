@@ -1,5 +1,6 @@
 """Export of the best model."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from ctl.callbacks.best_value import BestValue
 from ctl.callbacks.keras_names import refuse_keras_names
 from ctl.callbacks.protocol import Callback, Decision
+from ctl.setting_values import check_fields
 
 
 @refuse_keras_names
@@ -26,7 +28,7 @@ class SaveBest(Callback):
 
     metric: str
     _: KW_ONLY
-    directory: str | None = None
+    directory: str | os.PathLike[str] | None = None
     formats: Sequence[str] = ("keras",)
     mode: str = "auto"
     run: str = "eval"
@@ -34,9 +36,10 @@ class SaveBest(Callback):
     name = "save_best"
 
     def __post_init__(self) -> None:
+        self.formats = (self.formats,) if isinstance(self.formats, str) else self.formats
+        check_fields(self)
         self.best: BestValue = BestValue(self.metric, self.run, self.mode, 0.0)
         self.monitored: BestValue | None = self.best
-        self.formats = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
 
     @property
     def state(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from ctl.checkpoints.tracked_state import TrackedState
 from ctl.errors import CheckpointError, StorageError, UsageError
 from ctl.io import disk_errors, paths
 from ctl.io.paths import AnyPath
+from ctl.setting_values import check_type
 
 _MAX_PROBE_BYTES = 1 << 26
 _log = logging.getLogger("ctl")
@@ -54,6 +55,8 @@ class ChiefOnlyCheckpoints(CheckpointManager):
         background: bool = False,
         on_error: str = "continue",
     ):
+        check_type("keep", keep, Keep)
+        check_type("background", background, bool)
         self.directory = paths.path(directory)
         self.keep = keep
         self._background = bool(background)

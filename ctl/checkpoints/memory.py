@@ -4,6 +4,7 @@ from ctl.checkpoints.protocol import CheckpointManager, Manifest
 from ctl.checkpoints.retention import Keep
 from ctl.checkpoints.tracked_state import TrackedState
 from ctl.errors import CheckpointError
+from ctl.setting_values import check_type
 
 
 class MemoryCheckpoints(CheckpointManager):
@@ -14,6 +15,7 @@ class MemoryCheckpoints(CheckpointManager):
     """
 
     def __init__(self, *, keep: Keep = Keep(newest=1)):  # noqa: B008  frozen
+        check_type("keep", keep, Keep)
         self.keep = keep
         self._saved_by_step: dict[int, tuple[Manifest, dict]] = {}
 

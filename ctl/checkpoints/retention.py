@@ -1,13 +1,13 @@
 """Checkpoint retention policies: the newest ones, the best one by a metric, and every k-th step."""
 
 import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ctl.callbacks.best_value import smaller_is_better
 from ctl.checkpoints.protocol import Manifest
 from ctl.errors import UsageError
+from ctl.setting_values import check_choice, check_fields, check_integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +28,11 @@ class Keep:
     every: int | None = None
 
     def __post_init__(self) -> None:
-        if not _is_whole_number(self.newest, 0):
-            raise UsageError(
-                f"keep newest is {self.newest!r}; expected a whole number of checkpoints, or 0 to keep all."
-            )
-        if self.mode not in ("auto", "max", "min"):
-            raise UsageError(f"keep mode is {self.mode!r}; expected 'max', 'min' or 'auto'.")
-        if self.every is not None and not _is_whole_number(self.every, 1):
-            raise UsageError(f"keep every is {self.every!r}; expected a whole number of steps >= 1.")
+        check_fields(self)
+        check_integer("Keep newest", self.newest, 0)
+        check_choice("Keep mode", self.mode, ("max", "min", "auto"))
+        if self.every is not None:
+            check_integer("Keep every", self.every, 1)
 
     @staticmethod
     def parse(text: str) -> "Keep":
@@ -82,11 +79,6 @@ class Keep:
         if self.every is not None:
             kept_steps |= {m.step for m in ordered if m.step % self.every == 0}
         return [m for m in ordered if m.step not in kept_steps]
-
-
-def _is_whole_number(value: object, minimum: int) -> bool:
-    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    return is_integer and int(value) >= minimum  # type: ignore[call-overload]
 
 
 def _has_digits_only(text: str) -> bool:

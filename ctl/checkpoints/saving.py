@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ctl.checkpoints.protocol import CheckpointManager
-from ctl.errors import SaveError, UsageError
+from ctl.errors import SaveError
 from ctl.io import paths
 from ctl.io.paths import AnyPath
+from ctl.setting_values import check_choice
 from ctl.supervision import heartbeat
 
 ON_ERROR_POLICIES = ("continue", "raise")
@@ -54,8 +55,7 @@ class Saving:
     """
 
     def __init__(self, *, on_error: str):
-        if on_error not in ON_ERROR_POLICIES:
-            raise UsageError(f"on_error is {on_error!r}; expected 'continue' or 'raise'.")
+        check_choice("on_error", on_error, ON_ERROR_POLICIES)
         self._should_raise = on_error == "raise"
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None  # of the newest write

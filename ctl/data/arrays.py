@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.data.array_like import SparseRows, as_arrays
-from ctl.data.indexed import IndexedData, Rows, check_examples_per_batch
+from ctl.data.indexed import IndexedData, Rows
 from ctl.errors import UsageError
+from ctl.setting_values import check_integer
 
 
 class ArrayRows(Rows):
@@ -63,7 +64,7 @@ class ExampleNumbers:
     """Endless global batches of the numbers 0, 1, 2, ... Created by `example_numbers`."""
 
     def __init__(self, batch_size: int):
-        self.batch_size = batch_size
+        self.batch_size = check_integer("batch_size", batch_size, 1)
 
     def replica_batches(
         self, start: int, replicas: range, num_replicas: int, share: tuple = (0, 1)
@@ -127,7 +128,6 @@ def from_arrays(
     flat = tf.nest.flatten(arrays)
     if not flat:
         raise UsageError("from_arrays got no arrays; expected at least one, e.g. (x, y).")
-    check_examples_per_batch("from_arrays", batch_size)
     shapes = [tuple(a.shape) for a in flat]
     if any(not s for s in shapes) or len({s[0] for s in shapes}) != 1:
         raise UsageError(

@@ -10,7 +10,6 @@ themselves are the `Rows` of arrays (arrays.py) or of a random-access source (ra
 
 import copy
 import math
-import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import tensorflow as tf
 from ctl.data.row_windows import RowWindows
 from ctl.data.shuffling import permuted
 from ctl.distribute.row_partition import bounds
-from ctl.errors import UsageError
+from ctl.setting_values import check_integer, check_type
 
 _INT64_MAX = 2**63 - 1
 
@@ -83,8 +82,11 @@ class IndexedData:
         epochs_apart: bool = False,
         functions: tuple[Callable, ...] = (),
     ) -> None:
+        check_type("shuffle", shuffle, bool)
+        check_type("seed", seed, int | None)
+        check_type("epochs_apart", epochs_apart, bool)
         self.rows = rows
-        self.batch_size = batch_size
+        self.batch_size = check_integer("batch_size", batch_size, 1)
         self.shuffle = shuffle
         self.epochs_apart = epochs_apart
         self._seed = seed
@@ -277,12 +279,6 @@ class IndexedData:
         shuffled = permuted(blocks, num_full, seed=seed, epochs=epochs)
         is_in_last_block = offsets >= num_full * block  # which is short, and stays at the end
         return tf.where(is_in_last_block, offsets, shuffled * block + offsets % block), epochs
-
-
-def check_examples_per_batch(function: str, batch_size: Any) -> None:
-    """Raises UsageError unless the batch size is an integer >= 1. `function` got it."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, numbers.Integral) or batch_size < 1:
-        raise UsageError(f"{function} got batch_size={batch_size!r}; expected a number of examples >= 1.")
 
 
 def _with_count(function: Callable) -> Callable:

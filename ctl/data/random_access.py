@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from ctl.data.grain_batches import is_grain_map_dataset
-from ctl.data.indexed import IndexedData, Rows, check_examples_per_batch
+from ctl.data.indexed import IndexedData, Rows
 from ctl.data.python_batches import RowsOfPyDataset, is_py_dataset
 from ctl.errors import UsageError
 from ctl.io.error_report import named_errors
+from ctl.setting_values import check_integer, check_type
 
 _MOST_EXAMPLES = 2**53  # a source with more repeats itself without end
 _MOST_PARALLEL_BATCHES = 8
@@ -168,9 +169,8 @@ def from_source(
     Raises:
       UsageError: The source has no length, no examples or no end, or an argument is invalid.
     """
-    check_examples_per_batch("from_source", batch_size)
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise UsageError(f"from_source got num_threads={num_threads!r}; expected an integer >= 1.")
+    check_integer("num_threads", num_threads, 1)
+    check_type("transform", transform, Callable | None)
     has_length = hasattr(source, "__len__") or is_py_dataset(source)  # which may define num_batches alone
     if hasattr(source, "iloc") and hasattr(source, "columns"):
         raise UsageError(

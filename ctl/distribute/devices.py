@@ -2,12 +2,12 @@
 
 import tensorflow as tf
 from ctl.errors import UsageError
+from ctl.setting_values import check_integer
 
 
 def split_cpu(count: int) -> None:
     """Creates `count` logical CPU devices. Raises UsageError if TensorFlow has already started."""
-    if count < 0:
-        raise UsageError(f"num_virtual_devices is {count}; expected a whole number >= 0.")
+    count = check_integer("num_virtual_devices", count, 0)
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
         tf.config.set_logical_device_configuration(

@@ -28,6 +28,7 @@ from ctl.distribute.strategy_kind import StrategyKind, has_parameter_servers, ki
 from ctl.distribute.topology import TRAINING_TYPES, Topology
 from ctl.errors import UsageError
 from ctl.io import log_filter
+from ctl.setting_values import check_type
 
 # the topology from which a strategy was created
 _topologies: weakref.WeakKeyDictionary[Any, Topology] = weakref.WeakKeyDictionary()
@@ -79,6 +80,8 @@ def make_strategy(
     worker that does not connect in time.
     """
     _check_name(name)
+    check_type("devices", devices, Sequence[str])
+    check_type("topology", topology, Topology | None)
     mpi_cluster.join_if_requested(communication)
     cluster = topology or detection.read_topology()
     if cluster.evaluates:  # on its own devices

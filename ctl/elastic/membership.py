@@ -234,7 +234,12 @@ def create_strategy(config: Config, flags: Mapping[str, Any]) -> tf.distribute.S
 
 
 def checked_strategy(strategy: tf.distribute.Strategy, config: Config) -> tf.distribute.Strategy:
-    """Returns a strategy object. In an elastic job, raises UsageError for one of the user."""
+    """Returns a strategy object. Raises UsageError for others, and in an elastic job for the user's."""
+    if not isinstance(strategy, tf.distribute.Strategy):
+        names = ", ".join(strategies.STRATEGY_NAMES)
+        raise UsageError(
+            f"strategy is {strategy!r:.80}; expected a tf.distribute.Strategy, or one of {names}."
+        )
     if requirements.is_requested(config) and group_of(strategy) is None:
         requirements.check_settings(config)
     return strategy

@@ -27,6 +27,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from ctl.io import mounts
+from ctl.setting_values import check_type
 
 STORES = "CTL_OBJECT_STORES"
 _MOUNTED = "/gcs/"  # mount of object stores on Vertex AI, where a rename is a copy and not atomic
@@ -117,6 +118,7 @@ AnyPath = Path | UrlPath
 
 def path(where: str | os.PathLike[str]) -> AnyPath:
     """Returns a `UrlPath` for a string with "://", otherwise a `pathlib.Path`."""
+    check_type("path", where, str | os.PathLike[str])
     text = os.fspath(where)
     return UrlPath(text) if "://" in text else Path(text)
 

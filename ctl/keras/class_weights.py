@@ -17,11 +17,12 @@ def class_weights(weights: Mapping[int, float]) -> Callable[[Any], tf.Tensor]:
     Raises UsageError for an empty dictionary or labels that are not integers >= 0.
     """
     by_label: dict[int, float] = {}
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(AttributeError, TypeError, ValueError):
         by_label = {int(k): float(w) for k, w in weights.items() if float(k) == int(k) and int(k) >= 0}
     if not by_label or len(by_label) < len(weights):
+        shown = dict(weights) if isinstance(weights, Mapping) else weights
         raise UsageError(
-            f"class_weight is {dict(weights)!r}; expected a dictionary from labels (0, 1, ...) to weights."
+            f"class_weight is {shown!r:.200}; expected a dictionary from labels (0, 1, ...) to weights."
         )
     table = [by_label.get(label, 1.0) for label in range(max(by_label) + 1)]
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from ctl.errors import UsageError
 from ctl.metrics.protocol import AudioLogged, CurveLogged, Event, ImageLogged, TextLogged
+from ctl.setting_values import check_integer
 
 _NUM_THRESHOLDS = 201  # the default of TensorBoard's plugin
 _MAX_LABELLED = 20  # rows or columns; a larger picture has no numbers and names
@@ -75,13 +76,12 @@ class Audio:
             raise UsageError(
                 f"Audio for {name!r} has shape {samples.shape}; expected [n] or [n, channels]."
             )
-        if not int(self.sample_rate) > 0:
-            raise UsageError(f"Audio for {name!r}: sample_rate={self.sample_rate!r}; expected e.g. 16000.")
+        rate = check_integer(f"sample_rate of Audio for {name!r}", self.sample_rate, 1)
         file = io.BytesIO()
         with wave.open(file, "wb") as out:
             out.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
             out.setsampwidth(2)
-            out.setframerate(int(self.sample_rate))
+            out.setframerate(rate)
             scaled = np.clip(np.nan_to_num(samples), -1, 1) * 32767
             out.writeframes(np.round(scaled).astype("<i2").tobytes())
         return AudioLogged(step, name, file.getvalue(), run=run)

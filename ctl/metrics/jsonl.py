@@ -15,6 +15,7 @@ from ctl.callbacks.schedule import EpochLength
 from ctl.io import paths
 from ctl.metrics.protocol import Ended, Event, MetricWriter, Started
 from ctl.metrics.publishing import Publishing
+from ctl.setting_values import check_type
 
 MAX_PENDING = 10_000  # lines
 _RESERVED_KEYS = ("step", "run", "time")
@@ -40,6 +41,7 @@ class JsonlWriter(MetricWriter):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
+        check_type("path", path, str | os.PathLike[str])
         self._path = Path(path)
         self._clock = clock
         self._file: IO[bytes] | None = None

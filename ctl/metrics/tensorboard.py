@@ -15,7 +15,7 @@ from ctl.metrics.event_files import import_file_system
 from ctl.metrics.protocol import Ended, EvaluationSets, Event, MetricWriter, Saved, Shown, Started, Traced
 from ctl.metrics.publishing import EVERY_SECS
 from ctl.metrics.tensorboard_log import TensorBoardLog
-from ctl.setting_values import WORKER_RANGE_VARIABLE
+from ctl.setting_values import WORKER_RANGE_VARIABLE, check_integer, check_type
 
 _HANDLED_EVENTS = (Started, Traced, Saved, EvaluationSets, Ended, *get_args(Shown))
 _STOP = object()
@@ -55,7 +55,9 @@ class TensorBoardWriter(MetricWriter):
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._logs_dir = paths.path(logs_dir)
-        self._queue_size = queue_size
+        check_type("flush_every_secs", flush_every_secs, float | None)
+        check_type("close_timeout_secs", close_timeout_secs, float)
+        self._queue_size = check_integer("queue_size", queue_size, 1)
         # in an elastic job less than the interval of snapshots, from which another worker continues the log
         local_secs = 0.25 if os.environ.get(WORKER_RANGE_VARIABLE) else _LOCAL_FLUSH_SECS
         default_secs = EVERY_SECS if paths.is_url(logs_dir) else local_secs

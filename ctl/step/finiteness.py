@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 
 import tensorflow as tf
-from ctl.errors import UsageError
 
 NONFINITE_POLICIES = ("stop", "skip", "rollback")
 MESSAGE = "loss or gradient is not finite"
@@ -18,12 +17,6 @@ AT_AVERAGE = f"{MESSAGE} since the last average"  # of weights, at which local S
 SKIPPED = "skipped_steps"  # name of the number of steps that were left out
 LEFT_OUT, STOPPED = 1.0, 2.0  # outcomes in a report of a step
 _FLAGS = re.compile(r"\[(\d+(?: \d+)*)\] \[(\d+(?: \d+)*)\]")
-
-
-def check_policy(policy: str) -> None:
-    """Raises UsageError for a name that is not in `NONFINITE_POLICIES`."""
-    if policy not in NONFINITE_POLICIES:
-        raise UsageError(f"on_nonfinite is {policy!r}; expected one of {', '.join(NONFINITE_POLICIES)}.")
 
 
 def flag_of(loss: tf.Tensor) -> tf.Tensor:

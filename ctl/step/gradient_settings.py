@@ -1,10 +1,10 @@
 """Settings of the path from gradients to an update."""
 
-import numbers
 from dataclasses import dataclass
 
 import tensorflow as tf
 from ctl.errors import UsageError
+from ctl.setting_values import check_choice, check_fields, check_integer
 from ctl.step import finiteness
 
 WIRE_DTYPES = ("bfloat16", "float16", "int8")
@@ -40,17 +40,17 @@ class Gradients:
     on_nonfinite: str = "stop"
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.clip_norm, numbers.Real)
-        if self.clip_norm is not None and not (is_number and self.clip_norm > 0):
+        dtype_name = getattr(self.wire_dtype, "name", self.wire_dtype)  # of tf.bfloat16
+        object.__setattr__(self, "wire_dtype", dtype_name)
+        check_fields(self)
+        if self.clip_norm is not None and not self.clip_norm > 0:
             raise UsageError(f"clip_norm is {self.clip_norm!r}; expected a number > 0, or None.")
-        parts = self.accumulate_steps
-        if isinstance(parts, bool) or not isinstance(parts, numbers.Integral) or int(parts) < 1:
-            raise UsageError(f"accumulate_steps is {parts!r}; expected a whole number >= 1.")
+        check_integer("accumulate_steps", self.accumulate_steps, 1)
         if self.wire_dtype not in (None, *WIRE_DTYPES):
             raise UsageError(
                 f"wire_dtype is {self.wire_dtype!r}; expected 'bfloat16', 'float16', 'int8' or None."
             )
-        finiteness.check_policy(self.on_nonfinite)
+        check_choice("on_nonfinite", self.on_nonfinite, finiteness.NONFINITE_POLICIES)
 
     @property
     def cast_dtype(self) -> str | None:

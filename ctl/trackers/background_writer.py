@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ctl.metrics.protocol import Ended, Event, Exported, Joined, MetricWriter, RunEnd, Started
+from ctl.setting_values import check_type
 
 _QUEUE_SIZE = 10_000
 _RETRY_SECS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # waits before the retries of a call; the last one repeats
@@ -41,6 +42,8 @@ class TrackerWriter(MetricWriter):
 
     def __init__(self, title: str, *, close_secs: float = 10.0, upload_secs: float = 600.0) -> None:
         self._title = title
+        check_type("close_secs", close_secs, float)
+        check_type("upload_secs", upload_secs, float)
         self._close_secs, self._upload_secs = close_secs, upload_secs
         self._queue: queue.Queue[object] = queue.Queue(_QUEUE_SIZE)
         self._thread: threading.Thread | None = None

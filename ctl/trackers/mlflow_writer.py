@@ -9,6 +9,7 @@ from typing import Any
 from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.metrics.protocol import Ended, Joined, RunEnd, Started
+from ctl.setting_values import check_type
 from ctl.trackers.background_writer import TrackerWriter
 
 _RUN_ID_TAG = "ctl.run_id"
@@ -54,6 +55,8 @@ class MlflowWriter(TrackerWriter):
         close_secs: float = 10.0,
         upload_secs: float = 600.0,
     ) -> None:
+        check_type("experiment", experiment, str | None)
+        check_type("tracking_uri", tracking_uri, str | None)
         super().__init__("MLflow", close_secs=close_secs, upload_secs=upload_secs)
         for name, value in _CLIENT_DEFAULTS.items():
             os.environ.setdefault(name, value)

@@ -13,6 +13,7 @@ from typing import Any
 from ctl.errors import UsageError
 from ctl.io import paths
 from ctl.metrics.protocol import Ended, Joined, RunEnd, Started
+from ctl.setting_values import check_type
 from ctl.trackers.background_writer import TrackerWriter
 
 _STEP = "step"
@@ -44,6 +45,7 @@ class WandbWriter(TrackerWriter):
     def __init__(
         self, project: str | None = None, *, close_secs: float = 10.0, upload_secs: float = 600.0
     ) -> None:
+        check_type("project", project, str | None)
         super().__init__("W&B", close_secs=close_secs, upload_secs=upload_secs)
         try:
             import wandb

@@ -15,7 +15,7 @@ from ctl.distribute.topology import Topology
 from ctl.elastic import membership, requirements
 from ctl.errors import UsageError
 from ctl.metrics.adapter import MetricWriterLike
-from ctl.setting_values import are_names
+from ctl.setting_values import are_names, check_type
 from ctl.step.reducers.local_sgd import check_outer_optimizer
 from ctl.trackers.registry import check_writer_names
 
@@ -70,6 +70,7 @@ def intervals_of(config: Config, intervals: Intervals | None = None) -> Interval
         "save": Every(steps=config.save_every_steps),
         "evaluate": Every(steps=config.eval_every_steps),
     }
+    check_type("intervals", intervals, Intervals | None)
     if intervals is None:
         return Intervals(**fields)
     explicit = [field for field, setting in _SETTING_BY_FIELD.items() if setting in config.explicit_names]
@@ -78,9 +79,9 @@ def intervals_of(config: Config, intervals: Intervals | None = None) -> Interval
 
 def checkpoints_of(config: Config) -> CheckpointManager | None:
     """`model_dir/checkpoints`; None without a model_dir."""
+    keep = Keep.parse(config.keep)
     if not config.model_dir:
         return None
-    keep = Keep.parse(config.keep)
     where = f"{config.model_dir}/checkpoints"
     return ChiefOnlyCheckpoints(where, keep=keep, background=config.background_save)
 

@@ -1,7 +1,7 @@
 """Validation of a trainer before training starts."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -202,10 +202,14 @@ def has_variable_learning_rate(optimizer: Any) -> bool:
     return rate is not None and not is_schedule and hasattr(unwrap(rate), "numpy")
 
 
-def check_checkpoints_and_writers(
-    checkpoints: Any, writers: Any, extra_writers: Any, model_dir: str | None = None
+def check_arguments(
+    checkpoints: Any, writers: Any, extra_writers: Any, callbacks: Any, model_dir: str | None
 ) -> None:
-    """Raises UsageError for objects that are no checkpoint manager or no list of writers."""
+    """Raises UsageError for objects that are no checkpoint manager or no lists of writers or callbacks."""
+    if isinstance(callbacks, str | Mapping) or not isinstance(callbacks, Iterable):
+        raise UsageError(
+            f"callbacks is {callbacks!r:.80}; expected a list, e.g. [ctl.EarlyStopping('loss')]."
+        )
     if checkpoints is not None and not isinstance(checkpoints, CheckpointManager):
         raise UsageError(
             f"checkpoints is {checkpoints!r}; expected a ctl.CheckpointManager, e.g. "

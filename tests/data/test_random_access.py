@@ -262,8 +262,8 @@ REFUSED = {
     "no length": (iter([]), {}, "got a list_iterator; expected an object with __len__ and __getitem__"),
     "a dictionary": ({"a": 1}, {}, "got a dict; expected an object"),
     "no examples": ([], {}, "list of length 0; expected at least one example"),
-    "no threads": (range(3), dict(num_threads=0), "num_threads=0; expected an integer >= 1"),
-    "a batch of zero": (range(3), dict(batch_size=0), "batch_size=0; expected a number of examples >= 1"),
+    "no threads": (range(3), dict(num_threads=0), "num_threads is 0; expected a whole number >= 1"),
+    "a batch of zero": (range(3), dict(batch_size=0), "batch_size is 0; expected a whole number >= 1"),
     "an object": (Wrapped([object()]), {}, "an example with a object.*transform"),
     "an endless source": (range(2**60), {}, "repeats itself without end.*Remove repeat"),
     "an endless PyDataset": (
