@@ -55,4 +55,5 @@ class SaveBest(Callback):
         value = self.best.of(values, run)
         if value is None or not self.best.note(value, step, values):
             return None
-        return Decision(export=self.formats, directory=self.directory)
+        directory = None if self.directory is None else os.fspath(self.directory)
+        return Decision(export=self.formats, directory=directory)
