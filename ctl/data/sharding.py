@@ -16,6 +16,7 @@ from ctl.data import dataset_traits
 from ctl.distribute.row_partition import num_rows
 from ctl.distribute.topology import Topology
 from ctl.errors import UsageError
+from ctl.setting_values import check_choice
 from ctl.tensorflow_patches import dataset_attributes, skipped_batches
 
 _POLICIES = {
@@ -40,10 +41,11 @@ def shard(dataset: tf.data.Dataset, policy: str) -> tf.data.Dataset:
       The dataset with the policy in its options.
 
     Raises:
-      UsageError: The policy is unknown.
+      UsageError: The policy is unknown, or `dataset` is another object.
     """
-    if policy not in _POLICIES:
-        raise UsageError(f"shard policy is {policy!r}; expected one of {', '.join(_POLICIES)}.")
+    if not isinstance(dataset, tf.data.Dataset):
+        raise UsageError(f"shard got {dataset!r:.80}; expected a tf.data.Dataset.")
+    check_choice("shard policy", policy, tuple(_POLICIES))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = _POLICIES[policy]
     return dataset.with_options(options)

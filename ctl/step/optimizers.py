@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from ctl.distribute.keras_objects import is_keras3
 from ctl.errors import UsageError
-from ctl.setting_values import check_integer, check_type
+from ctl.setting_values import check_choice, check_integer, check_type
 from ctl.tensorflow_patches import optimizer_attributes, optimizer_sum
 
 WITHOUT_SUM = "without_sum"  # attribute of an `apply` that sums: the `apply` of the optimizer's class
@@ -132,6 +132,5 @@ def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str = 
     check_type("learning_rate", learning_rate, float)
     check_integer("num_replicas", num_replicas, 1)
     factors = {"none": 1.0, "linear": float(num_replicas), "sqrt": float(num_replicas) ** 0.5}
-    if scaling not in factors:
-        raise UsageError(f"lr_scaling is {scaling!r}; expected one of {', '.join(sorted(factors))}.")
+    check_choice("lr_scaling", scaling, tuple(factors))
     return learning_rate * factors[scaling]

@@ -184,7 +184,7 @@ def test_the_policies_of_shard_are_checked_and_stored():
     ):
         options = ctl.shard(UNBATCHED, policy_name).options()
         assert options.experimental_distribute.auto_shard_policy == expected_policy
-    with pytest.raises(ctl.UsageError, match="shard policy is 'rows'; expected one of auto, data"):
+    with pytest.raises(ctl.UsageError, match="shard policy is 'rows'; expected 'auto', 'data'"):
         ctl.shard(UNBATCHED, "rows")
 
 

@@ -74,7 +74,7 @@ def test_a_large_matrix_is_drawn_without_numbers():
     (ctl.Matrix([[1, 2]], columns=["a"]), "1 names for 2 columns"),
     (ctl.Matrix([["a"]]), "expected numbers"),
     (ctl.Audio(np.zeros([2, 3, 4]), 8000), r"expected \[n\] or \[n, channels\]"),
-    (ctl.Audio(np.zeros(5), 0), "sample_rate=0"),
+    (ctl.Audio(np.zeros(5), 0), "sample_rate of Audio for .* is 0"),
     (ctl.PrCurve([1, 0], [0.5]), "2 labels and 1 scores"),
     (ctl.PrCurve([1, 0], [0.5, 1.5]), "outside 0..1"),
     (ctl.PrCurve([1, 0], [0.5, float("nan")]), "outside 0..1"),

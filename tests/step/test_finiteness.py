@@ -205,7 +205,7 @@ def test_data_that_end_end_earlier_after_a_rollback(tmp_path):
 
 
 def test_a_policy_of_another_name_is_refused():
-    with pytest.raises(ctl.UsageError, match="on_nonfinite is 'ignore'; expected one of stop, skip"):
+    with pytest.raises(ctl.UsageError, match="on_nonfinite is 'ignore'; expected 'stop', 'skip' or"):
         ctl.Gradients(on_nonfinite="ignore")
 
 
