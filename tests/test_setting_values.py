@@ -86,6 +86,7 @@ def test_no_value_of_an_argument_raises_another_error(name, tmp_path, monkeypatc
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"callbacks": ctl.EarlyStopping("loss")}, r"expected a list, e.g. \[ctl.EarlyStopping\('loss'\)\]"),
     ({"callbacks": None}, "callbacks is None; expected a list"),
+    ({"callbacks": "history"}, "callbacks is 'history'; expected a list"),
     ({"intervals": 100}, "intervals is 100; expected a ctl.Intervals or None"),
     ({"strategy": 2}, "strategy is 2; expected a tf.distribute.Strategy, or one of auto, default"),
     ({"keep": "best"}, "keep is 'best'; expected a number of checkpoints"),
