@@ -29,10 +29,10 @@ class Keep:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_integer("Keep newest", self.newest, 0)
-        check_choice("Keep mode", self.mode, ("max", "min", "auto"))
+        check_integer("keep newest", self.newest, 0)
+        check_choice("keep mode", self.mode, ("max", "min", "auto"))
         if self.every is not None:
-            check_integer("Keep every", self.every, 1)
+            check_integer("keep every", self.every, 1)
 
     @staticmethod
     def parse(text: str) -> "Keep":

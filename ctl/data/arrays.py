@@ -88,7 +88,7 @@ def example_numbers(batch_size: int) -> ExampleNumbers:
     can use them as seeds of `tf.random.stateless_uniform` or as numbers of games to play.
 
     Args:
-      batch_size: Global batch size (examples).
+      batch_size: Global batch size (examples), an integer >= 1.
 
     Returns:
       A value to return from `train_data`. Batches are int64 `[b]`.
@@ -122,7 +122,7 @@ def from_arrays(
       A value to return from `train_data` or `eval_data`. Its method `map` applies a function to batches.
 
     Raises:
-      UsageError: There are no arrays or no examples, or the arrays have unequal lengths or hold objects.
+      UsageError: There are no arrays or examples, lengths differ, or an argument is invalid.
     """
     arrays = as_arrays(arrays)
     flat = tf.nest.flatten(arrays)

@@ -221,7 +221,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path, name, keep, losses, kept_ste
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "3,best", "3,worst=loss", "3,mode=most", "1.5"])
 def test_a_wrong_string_for_keep_is_refused(text):
-    with pytest.raises(ctl.UsageError, match="[Kk]eep"):
+    with pytest.raises(ctl.UsageError, match="keep"):
         ctl.Keep.parse(text)
 
 

@@ -373,7 +373,7 @@ def test_two_tasks_train_together_save_on_the_signal_and_resume(tmp_path):
     cluster = Cluster(tmp_path, program)
     job = str(os.getpid())  # its ports are not those of the same test in another process
     process = cluster.start(SLURM_JOB_ID=job)
-    wait_until((model_dir / "metrics.jsonl").exists, process, show=process.stdout.read)
+    wait_until((model_dir / "metrics.jsonl").exists, process)
     process.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 0 and "2 workers" in output, output

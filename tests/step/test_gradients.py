@@ -278,5 +278,5 @@ def test_the_learning_rate_grows_with_the_replicas_as_requested():
     assert scale_learning_rate(0.1, 4) == 0.1
     assert scale_learning_rate(0.1, 4, "linear") == pytest.approx(0.4)
     assert scale_learning_rate(0.1, 4, "sqrt") == pytest.approx(0.2)
-    with pytest.raises(ctl.UsageError, match="linear, none, sqrt"):
+    with pytest.raises(ctl.UsageError, match="lr_scaling is .cubic.; expected .none., .linear. or .sqrt."):
         scale_learning_rate(0.1, 4, "cubic")
