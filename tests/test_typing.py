@@ -16,7 +16,19 @@ from ctl.config import FIELDS, RUN_SETTINGS
 from ctl.setting_types import RunSettings, TrainerSettings
 
 PROGRAM = ROOT / "tests/programs/typed_model.py"
-MYPY_OPTIONS = ["--strict", "--ignore-missing-imports", "--follow-imports=silent", "--no-error-summary"]
+MYPY_SETTINGS = """
+[mypy]
+strict = True
+ignore_missing_imports = True
+follow_imports = silent
+[mypy-models.*,readme.*]
+allow_untyped_defs = True
+allow_untyped_calls = True
+allow_incomplete_defs = True
+disallow_any_generics = False
+disallow_subclassing_any = False
+warn_return_any = False
+"""
 MISTAKES = [
     ("ctl.Decision(stop=True)", 'ctl.Decision(stop="now")'),
     ("trainer.train(10)", 'trainer.train("ten")'),
@@ -37,8 +49,15 @@ MISTAKES = [
 ]
 
 
-def mypy(*paths):
-    command = [sys.executable, "-m", "mypy", "--config-file=", *MYPY_OPTIONS, *map(str, paths)]
+def mypy(folder, *paths):
+    """Checks programs with the settings of users, which are written into `folder`.
+
+    The settings of ctl/ are the same each time, so it is analysed once.
+    """
+    settings = folder / "mypy.ini"
+    settings.write_text(MYPY_SETTINGS)
+    options = [f"--config-file={settings}", "--cache-dir=.mypy_cache/users", "--no-error-summary"]
+    command = [sys.executable, "-m", "mypy", *options, *map(str, paths)]
     return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -87,10 +106,10 @@ def write_mistakes(folder):
 
 @pytest.mark.slow
 def test_a_users_model_passes_the_strict_type_check_and_mistakes_are_errors(tmp_path):
-    result = mypy(PROGRAM)
+    result = mypy(tmp_path, PROGRAM)
     assert result.returncode == 0, result.stdout + result.stderr
     incorrect_by_name = write_mistakes(tmp_path)
-    errors = mypy(*(tmp_path / name for name in incorrect_by_name)).stdout
+    errors = mypy(tmp_path, *(tmp_path / name for name in incorrect_by_name)).stdout
     for name, incorrect in incorrect_by_name.items():
         assert re.search(rf"{name}:\d+: error: ", errors), incorrect
 
@@ -108,15 +127,11 @@ def test_pyright_accepts_a_users_model_and_rejects_mistakes(tmp_path):
 
 @pytest.mark.slow
 def test_the_models_and_the_example_of_the_readme_pass_the_type_check(tmp_path):
-    options = ["--allow-untyped-defs", "--allow-untyped-calls", "--allow-incomplete-defs"]
-    options += ["--allow-any-generics", "--allow-subclassing-any", "--no-warn-return-any"]
     readme = tmp_path / "readme.py"
     blocks = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1:]
     readme.write_text("".join(block.partition("```")[0] for block in blocks))
     assert "class First(ctl.Trainer)" in readme.read_text()
-    checked = ["models", str(readme)]
-    command = [sys.executable, "-m", "mypy", "--config-file=", *MYPY_OPTIONS, *options, *checked]
-    result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    result = mypy(tmp_path, "models", readme)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

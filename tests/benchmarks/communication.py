@@ -127,7 +127,7 @@ def run(variant, flags, workers):
         processes = []
         for i in range(flags.workers):
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
-            environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+            environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
             if flags.network:  # without this the processes share memory
                 environ["CTL_COLLECTIVES"] = "tcp"
             if variant != "none":

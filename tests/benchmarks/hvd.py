@@ -97,7 +97,7 @@ def run(side, flags):
         options = [f"--calls={flags.calls}", *["--large"] * flags.large]
         subprocess.run(
             [*starter, python, __file__, f"--only={side}", f"--out={out}", *options],
-            check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+            check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
         return json.loads(out.read_text())

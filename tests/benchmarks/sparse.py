@@ -47,7 +47,7 @@ def run(gradient_format, case):
         subprocess.run(
             [sys.executable, "-m", "ctl.launch", "--workers=2", "--", sys.executable, __file__,
              f"--only={gradient_format}", f"--case={case}", f"--out={output_path}"],
-            check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+            check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
         return json.loads(output_path.read_text())

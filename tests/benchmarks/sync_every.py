@@ -60,7 +60,7 @@ def run(flags):
         started, outs = [], [Path(folder, f"{i}.json") for i in range(2)]
         for i, out in enumerate(outs):
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
-            environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+            environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
             environ["TF_CONFIG"] = json.dumps(config)
             if flags.wire:  # wire_dtype has no effect in shared memory
                 environ["CTL_COLLECTIVES"] = "tcp"

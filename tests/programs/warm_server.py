@@ -6,7 +6,7 @@ The import takes seconds of CPU, which a child saves. The server creates no Tens
 runs no program itself. A child has the state of a fresh `python program.py`: environment, arguments,
 directory, sys.path, standard streams and seeds. It leaves `serve` and ends as the interpreter ends.
 Its command and variables are in /proc/<pid>/cmdline and environ too, if there is enough room.
-`processes.py` is the client. A child that runs the launcher forks its workers: `warm_launcher.py`.
+`processes.py` is the client. The launcher and benchmarks fork their children: `warm_launcher.py`.
 """
 
 import atexit
@@ -33,7 +33,9 @@ _READ_BY_IMPORTS = (
     "ABSL_", "CUDA_", "GRPC_", "HOME", "KERAS_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "NPY_",
     "OMP_", "OPENBLAS_", "PROTOCOL_BUFFERS_", "PYTHON", "TF2_", "TF_", "TZ", "XLA_",
 )  # fmt: skip
-READ_LATER = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONUNBUFFERED"}
+READ_LATER = {
+    "TF_CONFIG", "TF_NUM_INTEROP_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONUNBUFFERED",
+}  # fmt: skip
 _ROOM = "ROOM_FOR_VARIABLES"  # of the server's environment, for those of its children
 CODE = struct.Struct("!i")  # of the process id, then of the exit code in the format of subprocess
 
@@ -62,9 +64,13 @@ def import_all() -> None:
     for name in IMPORTS:
         __import__(name)
     assert before >= set(os.environ), f"an import set {set(os.environ) - before}"
+    assert not has_tensorflow_context(), "an import made a TensorFlow context, which no child may share"
+
+
+def has_tensorflow_context() -> bool:
     from tensorflow.python.eager import context
 
-    assert context._context is None, "an import made a TensorFlow context, which no child may share"
+    return context._context is not None
 
 
 def serve(control: socket.socket) -> dict | None:
@@ -191,7 +197,6 @@ if __name__ == "__main__":
     take_streams(request)
     names = become(request, installed)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    if request["kind"] == "-m" and is_launcher(request["program"], request["arguments"]):
-        warm_launcher.install(started_with, installed)
+    warm_launcher.install(request["program"], request["arguments"], started_with, installed)
     code = compile_program(request)
     exec(code, {"__name__": "__main__"} if request["kind"] == "-m" else names)
