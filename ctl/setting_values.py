@@ -45,8 +45,13 @@ def check_fields(settings: Any) -> None:
     Fields of a user's subclass may have annotations of any form. Only those of `check_type` are checked.
     """
     for field in dataclasses.fields(settings):
-        if all(t in _IS_OF_TYPE for t in _types_of(field.type)):
+        if is_checked(field.type):
             check_type(f"{type(settings).__name__} {field.name}", getattr(settings, field.name), field.type)
+
+
+def is_checked(annotation: Any) -> bool:
+    """Returns whether `check_type` knows all types of an annotation; they may be those of a user."""
+    return all(t in _IS_OF_TYPE for t in _types_of(annotation))
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

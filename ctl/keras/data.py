@@ -18,6 +18,7 @@ from ctl.data.indexed import IndexedData
 from ctl.data.python_batches import Generated, example_batch, generated_batches, is_generator, is_py_dataset
 from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
+from ctl.setting_values import check_integer
 from ctl.tensorflow_patches.dataset_attributes import batch_size_setting, pipeline_parts
 
 _log = logging.getLogger("ctl")
@@ -146,7 +147,8 @@ def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
         return (generated_batches(x) if is_generator(x) else _readable(x, "x")), None
     if x is None or not all(map(is_array_like, tf.nest.flatten(x))):
         raise UsageError(f"x is a {type(x).__name__}; expected {_EXPECTED}.{_hint(x)}")
-    arrays = tuple(as_arrays(part) for part in (x, y, weight) if part is not None)
+    parts = {"x": x, "y": y, "sample_weight": weight}
+    arrays = tuple(_rows(name, part) for name, part in parts.items() if part is not None)
     if not split:
         return arrays, None
     if not 0 < split < 1:
@@ -154,6 +156,17 @@ def _source(x: Any, y: Any, weight: Any, split: float) -> tuple[Any, Any]:
     count = tf.nest.flatten(arrays)[0].shape[0]
     at = math.floor(count * (1.0 - split))
     return _cut(arrays, 0, at), _cut(arrays, at, count)
+
+
+def _rows(name: str, value: Any) -> Any:
+    """Returns nested arrays `[n, ...]`. Raises UsageError for scalars and empty collections."""
+    arrays = as_arrays(value)
+    parts = tf.nest.flatten(arrays)
+    scalars = [part for part in parts if len(part.shape) == 0]
+    if scalars or not parts:
+        received = f"contains {scalars[0]}" if scalars and tf.nest.is_nested(value) else f"is {value!r:.80}"
+        raise UsageError(f"{name} {received}; expected arrays with one row per example.")
+    return arrays
 
 
 def single_pass(x: Any, y: Any, weight: Any, batch_size: int | None, steps: int | None) -> Source:
@@ -209,9 +222,9 @@ def _batch_size(source: Any, batch_size: int | None, steps: int | None) -> int:
     if isinstance(source, IndexedData):
         return _own_batch_size(source, "batch_size", batch_size)
     if batch_size is not None:
-        return positive("batch_size", batch_size)
+        return batch_size
     num_examples = tf.nest.flatten(source)[0].shape[0]
-    return 32 if steps is None else max(1, math.ceil(num_examples / positive("steps", steps)))
+    return 32 if steps is None else max(1, math.ceil(num_examples / steps))
 
 
 def _own_batch_size(data: IndexedData, name: str, value: int | None) -> int:
@@ -292,7 +305,7 @@ def _check_equal_rows(data: tf.data.Dataset, replicas: int) -> None:
 
 def _steps_of_epoch(source: Any, batch_size: int, steps_per_epoch: int | None) -> int:
     if steps_per_epoch is not None:
-        return positive("steps_per_epoch", steps_per_epoch)
+        return steps_per_epoch
     if is_py_dataset(source):
         if source.num_batches is None:
             raise UsageError(f"x is a {type(source).__name__} without a length; give steps_per_epoch.")
@@ -311,37 +324,36 @@ def _steps_of_epoch(source: Any, batch_size: int, steps_per_epoch: int | None) -
     return max(1, count)
 
 
-def positive(name: str, value: Any) -> int:
-    """Returns `value` as an int. Raises UsageError unless it is an integer >= 1."""
-    if not isinstance(value, (int, np.integer)) or value < 1:
-        raise UsageError(f"{name} is {value!r}; expected a whole number >= 1.")
-    return int(value)
-
-
 def validation_epochs(validation_freq: Any) -> int | frozenset[int]:
     """Returns `validation_freq` as a number >= 1 or as a set of epochs, counted from 1."""
     if isinstance(validation_freq, Collection) and not isinstance(validation_freq, (str, bytes)):
-        return frozenset(positive("an epoch of validation_freq", epoch) for epoch in validation_freq)
-    return positive("validation_freq", validation_freq)
+        return frozenset(check_integer("an epoch of validation_freq", n, 1) for n in validation_freq)
+    return check_integer("validation_freq", validation_freq, 1)
 
 
-def repeated(source: Source, plan: Epochs, seed: int | None) -> Any:
-    """Returns the data of all epochs. With a `seed`, arrays and the batches of a PyDataset are shuffled.
+def repeated(source: Source, plan: Epochs, shuffle: bool | str, seed: int) -> Any:
+    """Returns the data of all epochs.
 
-    `from_arrays` and `from_source` have their own seed and may forbid shuffling.
+    Args:
+      source: Training data.
+      plan: The epochs.
+      shuffle: Whether arrays and the batches of a PyDataset are shuffled. With "batch", arrays are not:
+        Keras then changes only the order within each batch, on which no mean depends.
+      seed: Seed of the orders. Results of `from_arrays` and `from_source` have their own.
     """
     data = source.data
     if isinstance(data, Generated):
         return data.dataset
     if is_py_dataset(data):
-        epochs = max(1, plan.end - plan.first)
-        return python_batches.training_batches(data, epochs=epochs, steps=plan.steps, seed=seed)
+        epochs, seed_of_order = max(1, plan.end - plan.first), seed if shuffle else None
+        return python_batches.training_batches(data, epochs=epochs, steps=plan.steps, seed=seed_of_order)
     if isinstance(data, tf.data.Dataset):
         endless = data.cardinality() == tf.data.INFINITE_CARDINALITY
         return data if endless else data.repeat()
+    is_in_order = not shuffle or isinstance(shuffle, str)
     if isinstance(data, IndexedData):
-        return (data if seed is not None else data.in_order()).with_epochs_apart()
-    return from_arrays(data, source.batch_size, shuffle=seed is not None, epochs_apart=True)
+        return (data.in_order() if is_in_order else data).with_epochs_apart()
+    return from_arrays(data, source.batch_size, shuffle=not is_in_order, epochs_apart=True)
 
 
 def validation_source(data: Any, batch_size: int | None, steps: int | None) -> Any:
@@ -354,7 +366,7 @@ def validation_source(data: Any, batch_size: int | None, steps: int | None) -> A
     """
     if isinstance(data, IndexedData):
         size = _own_batch_size(data, "validation_batch_size", batch_size)
-        return data if steps is None else data.first_examples(positive("validation_steps", steps) * size)
+        return data if steps is None else data.first_examples(steps * size)
     if data is None:
         return None
     if is_generator(data):
@@ -363,14 +375,15 @@ def validation_source(data: Any, batch_size: int | None, steps: int | None) -> A
                 "the validation data are a generator, whose length is unknown; give validation_steps, the "
                 "number of batches to evaluate."
             )
-        return python_batches.read_first(data, positive("validation_steps", steps))
+        return python_batches.read_first(data, steps)
     if is_py_dataset(data):
         return python_batches.validation_batches(data, steps)
     data = _readable(data, "the validation data")
     if isinstance(data, tf.data.Dataset):
         return data if steps is None else data.take(steps)
-    arrays = tuple(a for a in data if a is not None) if isinstance(data, (tuple, list)) else (data,)
-    arrays = as_arrays(arrays)
+    is_tuple = isinstance(data, (tuple, list))
+    arrays = _rows("validation_data", tuple(a for a in data if a is not None) if is_tuple else data)
+    arrays = arrays if is_tuple else (arrays,)
     size = _batch_size(arrays, batch_size, steps)
     if steps is not None:
         arrays = _cut(arrays, 0, steps * size)

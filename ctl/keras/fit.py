@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from ctl.callbacks.schedule import Every
 from ctl.checkpoints.protocol import CheckpointManager
 from ctl.errors import UsageError
 from ctl.keras import limits
+from ctl.keras.argument_checks import with_checked_arguments
 from ctl.keras.backup import SaveOptions, replace_backup_callback
 from ctl.keras.callbacks import (
     BatchCallbackTrainer,
@@ -36,7 +38,6 @@ from ctl.keras.epoch_console import EpochConsole
 from ctl.keras.evaluation_batches import EvaluationBatches
 from ctl.keras.history import History
 from ctl.keras.keras_words import in_keras_words
-from ctl.keras.model_checks import check_is_model
 from ctl.keras.overrides import ValidationArguments, prepare_validation, through_override
 from ctl.keras.predictor import KerasPredictor
 from ctl.keras.trainer import KerasTrainer
@@ -58,6 +59,7 @@ _GENERATOR_RESUMES = (
 
 @in_keras_words()
 @through_override
+@with_checked_arguments
 def fit(
     model: Any,
     x: Any = None,
@@ -68,7 +70,7 @@ def fit(
     callbacks: Any = None,
     validation_split: float = 0.0,
     validation_data: Any = None,
-    shuffle: bool = True,
+    shuffle: bool | str = True,
     class_weight: Mapping[int, float] | None = None,
     sample_weight: Any = None,
     initial_epoch: int = 0,
@@ -77,7 +79,7 @@ def fit(
     validation_batch_size: int | None = None,
     validation_freq: int | Collection[int] = 1,
     *,
-    model_dir: str | None = None,
+    model_dir: str | os.PathLike[str] | None = None,
     checkpoints: CheckpointManager | None = None,
     writers: Sequence[MetricWriterLike | str] | None = None,
     extra_writers: Sequence[MetricWriterLike] = (),
@@ -100,7 +102,7 @@ def fit(
       callbacks: ctl or Keras callbacks. All workers call them; the chief decides (stop, learning rate).
       validation_split: Fraction of the arrays for validation, from the end.
       validation_data: Data of the evaluations, like `x` or a tuple `(x, y)` or `(x, y, sample_weight)`.
-      shuffle: If True, the examples of arrays are shuffled in each epoch.
+      shuffle: If True, the examples of arrays are shuffled in each epoch; "batch": batches stay.
       class_weight: Label -> weight of its examples.
       sample_weight: Weights of the examples of arrays.
       initial_epoch: Index of the first epoch.
@@ -118,8 +120,9 @@ def fit(
       own_step: "mean" runs a model's custom step on several replicas; see docs/keras.md.
       sync_batch_norm: If True, BatchNormalization layers compute statistics over all replicas.
     """
+    directory = None if model_dir is None else os.fspath(model_dir)
     callbacks, saves = replace_backup_callback(
-        callbacks, SaveOptions(model_dir, checkpoints, save_every_steps)
+        callbacks, SaveOptions(directory, checkpoints, save_every_steps)
     )
     epochs, steps = limits.limit_epochs(epochs), limits.limit_steps(steps_per_epoch)
     split = validation_split if validation_data is None else 0.0
@@ -140,14 +143,14 @@ def fit(
     plan = Epochs(source.steps, initial_epoch, max(initial_epoch, epochs), evaluated)
     per_batch = any(map(is_of_batches, theirs))
     trainer = (BatchCallbackTrainer if per_batch else KerasTrainer)(
-        model, train=repeated(source, plan, seeds["seed"] if shuffle else None), **seeds,
+        model, train=repeated(source, plan, shuffle, seeds["seed"]), **seeds,
         validation=validation_source(*validation),
-        class_weight=class_weight, own_step=own_step, sync_batch_norm=sync_batch_norm, model_dir=model_dir,
+        class_weight=class_weight, own_step=own_step, sync_batch_norm=sync_batch_norm, model_dir=directory,
         global_batch_size=source.batch_size, evaluate_ema=False,  # as in Model.fit, see _finished
         checkpoints=saves.checkpoints, intervals=_intervals(model, plan, saves.save_every_steps, per_batch),
-        writers=_writers(writers, verbose, model_dir, plan), callbacks=ours, extra_writers=extra_writers,
+        writers=_writers(writers, verbose, directory, plan), callbacks=ours, extra_writers=extra_writers,
     )  # fmt: skip
-    if source.is_generator and (model_dir or saves.checkpoints):
+    if source.is_generator and (directory or saves.checkpoints):
         _log.warning(_GENERATOR_RESUMES)
     return _trained(trainer, model, plan, theirs, {"verbose": verbose, "epochs": epochs})
 
@@ -257,6 +260,7 @@ def _finished(trainer: KerasTrainer) -> None:
 
 @in_keras_words()
 @through_override
+@with_checked_arguments
 def evaluate(
     model: Any,
     x: Any = None,
@@ -289,7 +293,6 @@ def evaluate(
 
     Raises UsageError before the evaluation starts.
     """
-    check_verbose(verbose)
     source = single_pass(x, y, sample_weight, batch_size, limits.limit_steps(steps))
     caller = callback_list(callbacks, model)
     size = _divisible(source.batch_size, model)
@@ -314,6 +317,7 @@ def evaluate(
 
 @in_keras_words()
 @through_override
+@with_checked_arguments
 def predict(
     model: Any,
     x: Any,
@@ -337,7 +341,6 @@ def predict(
     Raises:
       UsageError: If an argument is invalid, before the prediction starts.
     """
-    check_verbose(verbose)
     source = single_pass(x, None, None, batch_size, limits.limit_steps(steps))
     caller = callback_list(callbacks, model)
     trainer = KerasPredictor(
@@ -372,15 +375,8 @@ def _seeds(model: Any, seed: int | None = None) -> dict[str, Any]:
 
 
 def _replicas_of(model: Any) -> int:
-    check_is_model(model)  # before fit, evaluate and predict use it
     strategy = getattr(model, "distribute_strategy", None)
     return 1 if strategy is None else strategy.num_replicas_in_sync
-
-
-def check_verbose(verbose: Any) -> None:
-    """Raises UsageError for a value that `Model.fit` does not accept."""
-    if verbose not in ("auto", 0, 1, 2):
-        raise UsageError(f'verbose is {verbose!r}; expected "auto", 0 (nothing), 1 (a bar) or 2 (lines).')
 
 
 def _steps_per_loop(model: Any, per_batch: bool) -> int | str:
@@ -393,7 +389,6 @@ def _writers(
     writers: Sequence[MetricWriterLike | str] | None, verbose: Any, model_dir: str | None, plan: Epochs
 ) -> Sequence[MetricWriterLike | str]:
     """Returns the given writers, or the default writers for a value of `verbose` as in Keras."""
-    check_verbose(verbose)
     if writers is not None:
         return writers
     console = [EpochConsole(plan, live=False if verbose == 2 else None)] if verbose else []

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from ctl.data.python_batches import example_batch
 from ctl.errors import UsageError
-from ctl.keras.model_checks import check_is_model
+from ctl.keras.argument_checks import check_is_model
 from ctl.step.randomness import GeneratorStates
 from ctl.trainer import Trainer
 

@@ -21,9 +21,9 @@ from ctl.distribute.keras_objects import layers_of
 from ctl.distribute.row_partition import num_rows
 from ctl.errors import UsageError
 from ctl.keras import own_steps, several_replicas
+from ctl.keras.argument_checks import check_model
 from ctl.keras.batch_norm import synchronize_batch_norm
 from ctl.keras.class_weights import class_weights
-from ctl.keras.model_checks import check_model
 from ctl.keras.own_steps import ReplicaMeans, has_own
 from ctl.keras.part_values import undivided_call
 from ctl.keras.step_logs import StepLogs
