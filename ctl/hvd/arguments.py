@@ -1,6 +1,6 @@
 """Arguments of collectives: reductions, tensors and default names."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -30,7 +30,7 @@ def check_reduction(op: int) -> int:
             "Adasum is not supported. Use op=hvd.Average and increase the learning rate gradually with "
             "hvd.callbacks.LearningRateWarmupCallback."
         )
-    if op not in arithmetic.OPS:
+    if not isinstance(op, Hashable) or op not in arithmetic.OPS:
         raise ValueError(f"op is {op!r}; expected hvd.Average, Sum, Min, Max or Product.")
     return op
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import tensorflow as tf
+from ctl.errors import UsageError
 from ctl.hvd import process_sets
 
 
@@ -63,10 +64,20 @@ class Compression:
     bf16 = BF16Compressor
 
 
+def check_compression(compression: Any) -> None:
+    """Raises UsageError for a value without the methods of `Compressor`."""
+    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        raise UsageError(
+            f"compression is {compression!r:.80}; expected hvd.Compression.none, .fp16 or .bf16, or a "
+            "class with compress and decompress."
+        )
+
+
 def effective_compression(compression: Any) -> Any:
     """Returns the compression, or `Compression.none` instead of fp16 or bf16 if all ranks share memory.
 
     Within one machine the conversion takes more time than it saves, and it rounds.
     """
+    check_compression(compression)
     is_builtin = compression in (FP16Compressor, BF16Compressor)
     return NoneCompressor if is_builtin and process_sets.all_share_memory() else compression

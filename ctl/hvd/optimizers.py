@@ -17,6 +17,7 @@ from ctl.hvd.process_sets import ProcessSet, global_process_set
 from ctl.hvd.reducing import Reduction
 from ctl.hvd.tf1_optimizers import Tf1Optimizer
 from ctl.hvd.tf_keras_optimizers import TfKeras
+from ctl.setting_values import check_integer
 
 
 def DistributedOptimizer(
@@ -116,7 +117,6 @@ def _check(optimizer: Any, passes: int, op: int) -> None:
             f"DistributedOptimizer got {type(optimizer).__name__}; expected an optimizer of Keras 3, "
             "tf_keras or tf.compat.v1.train, for example keras.optimizers.get(name)."
         )
-    if passes < 1:
-        raise UsageError(f"backward_passes_per_step is {passes}; expected 1 or more.")
+    check_integer("backward_passes_per_step", passes, 1)
     if op not in (arguments.Average, arguments.Sum, arguments.Adasum):
         raise UsageError(f"op is {op}; expected hvd.Average or hvd.Sum for an optimizer.")

@@ -191,6 +191,17 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     return {number: list(ranks) for number, ranks in _ranks_by_number.items()}
 
 
+def checked(process_set: Any) -> ProcessSet:
+    """Returns a process set, the global one for None. Raises UsageError for other types."""
+    process_set = global_process_set if process_set is None else process_set
+    if not isinstance(process_set, ProcessSet):
+        raise UsageError(
+            f"process_set is {process_set!r:.80}; expected a hvd.ProcessSet, such as the result of "
+            "hvd.add_process_set([0, 1])."
+        )
+    return process_set
+
+
 def resolve_process_set(process_set: ProcessSet | None) -> tuple[int, tuple[int, ...]]:
     """Returns the number and the ranks of a set of which this rank is a member. None is the global set.
 
@@ -198,7 +209,7 @@ def resolve_process_set(process_set: ProcessSet | None) -> tuple[int, tuple[int,
     is not a member.
     """
     engine = require_engine(_engine)
-    number = 0 if process_set is None else process_set.process_set_id
+    number = checked(process_set).process_set_id
     if number is None or number not in _ranks_by_number:
         raise ValueError(
             f"{process_set} is not registered; pass it to hvd.init(process_sets=[...]) or to "

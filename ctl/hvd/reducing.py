@@ -16,8 +16,9 @@ import tensorflow as tf
 from ctl.collectives import contents
 from ctl.errors import UsageError
 from ctl.hvd import arguments, ops, process
-from ctl.hvd.compression import Compression
-from ctl.hvd.process_sets import ProcessSet, global_process_set
+from ctl.hvd.compression import Compression, check_compression
+from ctl.hvd.process_sets import ProcessSet, checked, global_process_set
+from ctl.setting_values import check_type
 
 Gradient = Any  # tf.Tensor, tf.IndexedSlices, or None without a gradient
 
@@ -52,12 +53,17 @@ class Reduction:
 
     def __post_init__(self) -> None:
         arguments.check_reduction(self.op)
+        check_compression(self.compression)
+        checked(self.process_set)
+        check_type("gradient_predivide_factor", self.predivide, float)
         if self.predivide != 1.0 and self.op != arguments.Average:
             raise UsageError(
                 f"gradient_predivide_factor is {self.predivide} with an op other than Average; "
                 "expected op=hvd.Average, or no factor."
             )
-        if isinstance(self.groups, int) and self.groups < 1:
+        is_list = isinstance(self.groups, Sequence) and not isinstance(self.groups, str)
+        is_valid = self.groups > 0 if isinstance(self.groups, int) else self.groups is None or is_list
+        if not is_valid:
             raise UsageError(
                 f"groups is {self.groups!r}; expected a number of groups above 0, or a list of lists "
                 "of variables."

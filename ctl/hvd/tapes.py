@@ -9,6 +9,7 @@ gradients = tape.gradient(loss, model.trainable_variables)
 from typing import Any
 
 import tensorflow as tf
+from ctl.errors import UsageError
 from ctl.hvd import arguments
 from ctl.hvd.compression import Compression
 from ctl.hvd.optimizers import layer_variables, select_groups
@@ -94,6 +95,10 @@ def DistributedGradientTape(
       process_set: Ranks of the exchange. Other ranks get their own gradients.
       scale_local_gradients: If True, divides gradients of `register_local_source` by the number of ranks.
     """
+    if not isinstance(gradtape, tf.GradientTape):
+        raise UsageError(
+            f"DistributedGradientTape got {gradtape!r:.80}; expected the tf.GradientTape of the loss."
+        )
     reduction = Reduction(
         name="DistributedGradientTape",
         op=op,

@@ -6,7 +6,8 @@ from typing import Any
 import tensorflow as tf
 from ctl.collectives import tensor_ops
 from ctl.collectives.calls import Call
-from ctl.hvd.process_sets import ProcessSet, global_process_set
+from ctl.errors import UsageError
+from ctl.hvd.process_sets import ProcessSet, checked, global_process_set
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
@@ -30,10 +31,11 @@ def broadcast_variables(
       In a graph of `tf.compat.v1` the operation that assigns the values, otherwise None.
 
     Raises:
+      UsageError: If `variables` is not a list of variables.
       tf.errors.FailedPreconditionError: On every rank, if the variables of ranks differ in number, shape or
         type.
     """
-    variable_list = list(variables)
+    variable_list = _listed(variables)
     if not variable_list:
         return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.no_op()
     values = _broadcast(variable_list, root_rank, None, process_set)
@@ -41,6 +43,17 @@ def broadcast_variables(
     if tf.compat.v1.executing_eagerly_outside_functions():
         return None
     return tf.group(*_drop_none(assignments))
+
+
+def _listed(variables: Any) -> list[Any]:
+    is_list = isinstance(variables, Iterable) and not hasattr(variables, "assign")
+    listed = list(variables) if is_list else []
+    wrong = [v for v in listed if not hasattr(v, "assign")] if is_list else [variables]
+    if wrong:
+        raise UsageError(
+            f"broadcast_variables got {wrong[0]!r:.80}; expected a list of variables, e.g. model.variables."
+        )
+    return listed
 
 
 @_do_not_convert
@@ -73,7 +86,7 @@ def _drop_none(assignments: Sequence[Any]) -> list[Any]:
 
 
 def _broadcast(variables: Any, root_rank: int, name: str | None, process_set: Any) -> Sequence[tf.Tensor]:
-    call = Call("broadcast", "", process_set, root=root_rank)
+    call = Call("broadcast", "", checked(process_set), root=root_rank)
     tensors = [tf.convert_to_tensor(variable) for variable in variables]
     default = "HorovodBroadcastVariables"
     if not tf.executing_eagerly():

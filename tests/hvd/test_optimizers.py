@@ -124,7 +124,7 @@ def test_models_that_differ_are_an_error_on_all_ranks_that_names_the_variables(r
         ("adasum", "Use op=hvd.Average"),
         ("min", "expected hvd.Average or hvd.Sum"),
         ("name", "keras.optimizers.get(name)"),
-        ("passes", "backward_passes_per_step is 0; expected 1"),
+        ("passes", "backward_passes_per_step is 0; expected a whole number >= 1"),
         ("predivided sum", "expected op=hvd.Average"),
         ("no groups", "expected a number of groups above 0"),
         ("inside out", "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"),
