@@ -28,6 +28,14 @@ def are_names(value: Any) -> bool:
     return isinstance(value, Sequence) and all(isinstance(v, str) for v in value)
 
 
+def names_in(name: str, value: Any) -> tuple[str, ...]:
+    """Returns one name or a list of names as a tuple. Raises UsageError for other values."""
+    if isinstance(value, str):
+        return (value,)
+    check_type(name, value, Sequence[str])
+    return tuple(value)
+
+
 def check_type(name: str, value: Any, annotation: Any) -> None:
     """Raises UsageError for a value that does not have the type of an annotation such as `float | None`.
 
@@ -50,7 +58,7 @@ def check_fields(settings: Any) -> None:
 
 
 def is_checked(annotation: Any) -> bool:
-    """Returns whether `check_type` knows all types of an annotation; they may be those of a user."""
+    """Returns whether `check_type` supports all types of an annotation."""
     return all(t in _IS_OF_TYPE for t in _types_of(annotation))
 
 

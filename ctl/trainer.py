@@ -31,6 +31,7 @@ from ctl.metrics.adapter import MetricWriterLike
 from ctl.metrics.events import number_or_event
 from ctl.metrics.images import image_grid
 from ctl.metrics.results import Results
+from ctl.setting_values import names_in
 from ctl.step import averaging, gather
 from ctl.step.gradient_settings import Gradients
 from ctl.step.traced_step import traced_step
@@ -180,14 +181,14 @@ class Trainer(UserMethods):
         return RunOptions(self.intervals, self.hparams, log_dir, self._writers, self.extra_writers)
 
     def train(
-        self, steps: int | None = None, *, epochs: float | None = None, export: Sequence[str] = ()
+        self, steps: int | None = None, *, epochs: float | None = None, export: str | Sequence[str] = ()
     ) -> Results:
         """Trains until `steps` steps (or `epochs`) are complete, including the steps of resumed runs.
 
         Args:
           steps: Total number of steps. None: until the data ends.
           epochs: Total number of passes over `train_data`. Must be whole if its length is unknown.
-          export: Formats to export at the end, see `export`.
+          export: One format or several to export at the end, see `export`.
 
         Returns the newest means of the training, and those of the evaluation as "eval_<name>".
         Raises UsageError before training starts, NonFiniteError if a gradient is NaN or infinite, and
@@ -198,13 +199,14 @@ class Trainer(UserMethods):
         """
         if self.topology.evaluates:
             return Results(following.follow_training(self._prepare_trainer(), self._run_options))
+        formats = names_in("export", export)
         resume_checks.check_no_other_job(self.model_dir, self.topology)
         prepared = self._prepare_trainer()
         for attempt in recovery.attempts(prepared):  # the only one, unless workers join or leave
             model_dir = self.model_dir if self.topology.is_chief else None
             lock = lease.hold_lease(model_dir, lambda: prepared.checkpointing.saved_step)
             with attempt, prepared.peer_errors(), lock as held:
-                request = RunRequest(steps, epochs, tuple(export), lambda f: self.export(*f), held)
+                request = RunRequest(steps, epochs, formats, lambda f: self.export(*f), held)
                 return training_run.train(prepared, self._run_options, request)
         raise AssertionError("the sequence of attempts has no end")
 
@@ -299,7 +301,7 @@ class Trainer(UserMethods):
         prepared = self._prepare_trainer()
         if self.topology.evaluates:
             return []  # the chief exports
-        formats = formats or export_lib.default_formats(self)
+        formats = names_in("export", formats) or export_lib.default_formats(self)
         if directory is None:
             validation.check_export(prepared.task, prepared.config.model_dir, formats)
         directory = directory or f"{self.model_dir}/export"

@@ -96,6 +96,21 @@ def test_a_trainer_refuses_objects_of_other_types(arguments, message):
         Small(**arguments)
 
 
+@pytest.mark.parametrize("value", [None, 1, [1], object()])
+def test_formats_of_another_type_are_refused_before_the_training(value):
+    trainer = Small()
+    for call in (lambda: trainer.train(1, export=value), lambda: trainer.export(value, directory="out")):
+        with pytest.raises(ctl.UsageError, match="export is .*; expected a list of names"):
+            call()
+    assert trainer.step == 0
+
+
+def test_one_format_may_be_given_without_a_list(tmp_path):
+    trainer = Small(model_dir=str(tmp_path))
+    trainer.train(1, export="weights")
+    assert [path.name for path in (tmp_path / "export").iterdir()] == ["model.weights.h5"]
+
+
 def test_fields_of_a_subclass_may_have_other_annotations():
     @dataclass(eq=False)
     class Own(ctl.EarlyStopping):

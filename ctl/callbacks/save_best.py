@@ -8,7 +8,7 @@ from typing import Any
 from ctl.callbacks.best_value import BestValue
 from ctl.callbacks.keras_names import refuse_keras_names
 from ctl.callbacks.protocol import Callback, Decision
-from ctl.setting_values import check_fields
+from ctl.setting_values import check_fields, names_in
 
 
 @refuse_keras_names
@@ -36,7 +36,7 @@ class SaveBest(Callback):
     name = "save_best"
 
     def __post_init__(self) -> None:
-        self.formats = (self.formats,) if isinstance(self.formats, str) else self.formats
+        self.formats = names_in("SaveBest formats", self.formats)
         check_fields(self)
         self.best: BestValue = BestValue(self.metric, self.run, self.mode, 0.0)
         self.monitored: BestValue | None = self.best
@@ -52,8 +52,7 @@ class SaveBest(Callback):
 
     def on_metrics(self, step: int, values: Mapping[str, float], run: str) -> Decision | None:
         """Requests a save if the metric has a new best value."""
-        value = self.best.of(values, run)
-        if value is None or not self.best.note(value, step, values):
+        if (value := self.best.of(values, run)) is None or not self.best.note(value, step, values):
             return None
         directory = None if self.directory is None else os.fspath(self.directory)
         return Decision(export=self.formats, directory=directory)

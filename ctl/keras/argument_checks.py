@@ -24,13 +24,13 @@ def with_checked_arguments(function: _Function) -> _Function:
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         try:
-            given = signature.bind(*arguments, **named)
+            bound = signature.bind(*arguments, **named)
         except TypeError:  # which the call raises with the name of the function
             return function(*arguments, **named)
-        check_is_model(given.arguments["model"])
-        for name, value in given.arguments.items():
-            given.arguments[name] = _checked(signature.parameters[name], value)
-        return function(*given.args, **given.kwargs)
+        check_is_model(bound.arguments["model"])
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = _checked(signature.parameters[name], value)
+        return function(*bound.args, **bound.kwargs)
 
     return call  # type: ignore[return-value]
 

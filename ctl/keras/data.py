@@ -337,8 +337,8 @@ def repeated(source: Source, plan: Epochs, shuffle: bool | str, seed: int) -> An
     Args:
       source: Training data.
       plan: The epochs.
-      shuffle: Whether arrays and the batches of a PyDataset are shuffled. With "batch", arrays are not:
-        Keras then changes only the order within each batch, on which no mean depends.
+      shuffle: True shuffles arrays and the batches of a PyDataset. "batch" shuffles only the latter: for
+        arrays, Keras then changes the order within each batch, on which no mean depends.
       seed: Seed of the orders. Results of `from_arrays` and `from_source` have their own.
     """
     data = source.data
