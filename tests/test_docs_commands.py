@@ -37,7 +37,7 @@ PREPARATION = {  # commands that a reader of the page has run before
 }
 SCRIPT_OPTIONS = {
     "overhead": ["--strategy=default"], "xla": ["--model=tiny"],
-    "host_cost": ["--only=metrics", "--rounds=1"],
+    "host_cost": ["--only=metrics", "--rounds=1", "--steps=20"],
     "communication": ["--steps=4", "--variants", "tutorial", "tcp"],
     "saving": ["--rounds=1", "--every=4"], "sparse": ["--case=50,000 x 8, 512 rows"], "hvd": ["--calls=2"],
     "simulated_scaling": ["--steps=4", "--rounds=1", "--workers=8,64"],

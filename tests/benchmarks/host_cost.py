@@ -1,6 +1,6 @@
 """Host cost of a run: metric writers, and the time to the first step.
 
-    python tests/benchmarks/host_cost.py [--rounds=9] [--only=metrics|start|launch]
+    python tests/benchmarks/host_cost.py [--rounds=9] [--steps=1000] [--only=metrics|start|launch]
 
 metrics: three trainers run alternately in one process, with steps of about a millisecond. One returns the
 loss and has no writers; one returns ten values per example and has no writers; one returns ten values and
@@ -11,6 +11,7 @@ parallel, and with two scripts with a MultiWorkerMirroredStrategy.
 """
 
 import argparse
+import functools
 import os
 import pathlib
 import pty
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 
-ROUNDS, STEPS, NUM_VALUES = 9, 1000, 10
+ROUNDS, NUM_VALUES = 9, 10
 HERE = pathlib.Path(__file__).resolve()
 
 TENSORFLOW_SCRIPT = """
@@ -84,9 +85,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", choices=("metrics", "start", "launch"))
+    parser.add_argument("--steps", type=int, default=1000, help="steps per measurement of metrics")
     flags = parser.parse_args()
-    for part in (metrics, start, launch):
-        if flags.only in (None, part.__name__):
+    parts = {"metrics": functools.partial(metrics, flags.steps), "start": start, "launch": launch}
+    for name, part in parts.items():
+        if flags.only in (None, name):
             part(flags.rounds)
 
 
@@ -106,7 +109,7 @@ def show(title, medians, per=1.0, unit="s"):
         print(f"{name:34}{seconds * per:10.3f}{seconds / first:8.3f}", flush=True)
 
 
-def metrics(rounds):
+def metrics(steps, rounds):
     import ctl
     import keras
     import overhead
@@ -151,7 +154,7 @@ def metrics(rounds):
 
         def measure():
             start_secs, before = time.perf_counter(), gate.step
-            gate.advance(STEPS)
+            gate.advance(steps)
             return (time.perf_counter() - start_secs) / (gate.step - before)
 
         measure()
