@@ -25,7 +25,7 @@ from ctl.hvd.arguments import (
 )
 from ctl.hvd.compression import Compression, effective_compression
 from ctl.hvd.errors import RefusedError
-from ctl.hvd.process_sets import ProcessSet, checked, global_process_set, resolve_process_set
+from ctl.hvd.process_sets import ProcessSet, check_set, global_process_set, resolve_process_set
 from ctl.hvd.run_time import index_op, rank_op, size_op
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
@@ -115,7 +115,7 @@ def grouped_allreduce(
         compression = effective_compression(compression)
         packed, contexts = zip(*[compression.compress(t) for t in dense_tensors], strict=True)
         call = Call(
-            "allreduce", "", checked(process_set), op, prescale_factor, postscale_factor,
+            "allreduce", "", check_set(process_set), op, prescale_factor, postscale_factor,
             ignores_scope=ignore_name_scope, fuses=_name_prefix == "HorovodAllreduce",
         )  # fmt: skip
         reduced = _allreduce_dense(call, packed, name, default)
@@ -208,7 +208,7 @@ def _allgather_tensors(
 ) -> list[tf.Tensor]:
     inputs = [to_tensor(t) for t in tensors]
     default = default_name(name_prefix, inputs)
-    call = Call("allgather", "", checked(process_set), ignores_scope=ignore_name_scope)
+    call = Call("allgather", "", check_set(process_set), ignores_scope=ignore_name_scope)
 
     def forward(*tensors_to_send: Any) -> Any:
         return tensor_ops.run_collective(call, tensors_to_send, name, default)
@@ -249,7 +249,7 @@ def broadcast(
     """
     input_tensor = to_tensor(tensor)
     default = default_name("HorovodBroadcast", [input_tensor])
-    call = Call("broadcast", "", checked(process_set), root=root_rank, ignores_scope=ignore_name_scope)
+    call = Call("broadcast", "", check_set(process_set), root=root_rank, ignores_scope=ignore_name_scope)
 
     def forward(tensor_to_send: Any) -> Any:
         return tensor_ops.run_collective(call, [tensor_to_send], name, default)
@@ -288,7 +288,7 @@ def alltoall(
         if not counts.dtype.is_integer:
             raise ValueError(f"splits has the type {counts.dtype.name}; expected integers.")
         inputs.append(tf.cast(counts, tf.int32))
-    process_set, has_splits = checked(process_set), splits is not None
+    process_set, has_splits = check_set(process_set), splits is not None
     call = Call("alltoall", "", process_set, has_splits=has_splits, ignores_scope=ignore_name_scope)
 
     def forward(*tensors_to_send: Any) -> Any:
@@ -355,7 +355,7 @@ def grouped_reducescatter(
         return list(tensors)
     inputs = [to_tensor(t) for t in tensors]
     default = default_name(_name_prefix, inputs)
-    call = Call("reducescatter", "", checked(process_set), op, prescale_factor, postscale_factor)
+    call = Call("reducescatter", "", check_set(process_set), op, prescale_factor, postscale_factor)
     call = replace(call, ignores_scope=ignore_name_scope)
     compression = effective_compression(compression)
     packed, contexts = zip(*[compression.compress(t) for t in inputs], strict=True)
@@ -383,7 +383,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
       process_set: Participating ranks.
       name: Name that pairs the calls of different ranks.
     """
-    call = Call("barrier", "", checked(process_set))
+    call = Call("barrier", "", check_set(process_set))
     if tf.executing_eagerly():
         tensor_ops.run_collective(call, [], name, "HorovodBarrier")
         return None

@@ -191,9 +191,8 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     return {number: list(ranks) for number, ranks in _ranks_by_number.items()}
 
 
-def checked(process_set: Any) -> ProcessSet:
-    """Returns a process set, the global one for None. Raises UsageError for other types."""
-    process_set = global_process_set if process_set is None else process_set
+def check_set(process_set: Any) -> ProcessSet:
+    """Returns a process set. Raises UsageError for other types."""
     if not isinstance(process_set, ProcessSet):
         raise UsageError(
             f"process_set is {process_set!r:.80}; expected a hvd.ProcessSet, such as the result of "
@@ -209,7 +208,7 @@ def resolve_process_set(process_set: ProcessSet | None) -> tuple[int, tuple[int,
     is not a member.
     """
     engine = require_engine(_engine)
-    number = checked(process_set).process_set_id
+    number = 0 if process_set is None else check_set(process_set).process_set_id
     if number is None or number not in _ranks_by_number:
         raise ValueError(
             f"{process_set} is not registered; pass it to hvd.init(process_sets=[...]) or to "

@@ -17,7 +17,7 @@ from ctl.collectives import contents
 from ctl.errors import UsageError
 from ctl.hvd import arguments, ops, process
 from ctl.hvd.compression import Compression, check_compression
-from ctl.hvd.process_sets import ProcessSet, checked, global_process_set
+from ctl.hvd.process_sets import ProcessSet, check_set, global_process_set
 from ctl.setting_values import check_type
 
 Gradient = Any  # tf.Tensor, tf.IndexedSlices, or None without a gradient
@@ -54,7 +54,7 @@ class Reduction:
     def __post_init__(self) -> None:
         arguments.check_reduction(self.op)
         check_compression(self.compression)
-        checked(self.process_set)
+        check_set(self.process_set)
         check_type("gradient_predivide_factor", self.predivide, float)
         if self.predivide != 1.0 and self.op != arguments.Average:
             raise UsageError(

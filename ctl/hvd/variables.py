@@ -7,7 +7,7 @@ import tensorflow as tf
 from ctl.collectives import tensor_ops
 from ctl.collectives.calls import Call
 from ctl.errors import UsageError
-from ctl.hvd.process_sets import ProcessSet, checked, global_process_set
+from ctl.hvd.process_sets import ProcessSet, check_set, global_process_set
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
@@ -86,7 +86,7 @@ def _drop_none(assignments: Sequence[Any]) -> list[Any]:
 
 
 def _broadcast(variables: Any, root_rank: int, name: str | None, process_set: Any) -> Sequence[tf.Tensor]:
-    call = Call("broadcast", "", checked(process_set), root=root_rank)
+    call = Call("broadcast", "", check_set(process_set), root=root_rank)
     tensors = [tf.convert_to_tensor(variable) for variable in variables]
     default = "HorovodBroadcastVariables"
     if not tf.executing_eagerly():

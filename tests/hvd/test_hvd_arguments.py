@@ -39,7 +39,7 @@ def one_rank():
 
 @pytest.mark.parametrize("name", WITH_PROCESS_SET)
 def test_a_list_of_ranks_is_no_process_set(name):
-    for value in ([0], "all", 0, object()):
+    for value in ([0], "all", 0, object()) + ((None,) if "object" not in name else ()):
         message = re.escape(f"process_set is {value!r:.80}; expected a hvd.ProcessSet, such as")
         with pytest.raises(ctl.UsageError, match=message):
             WITH_PROCESS_SET[name](process_set=value)
