@@ -6,6 +6,7 @@ Values that a message contains are shown as {expression}.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def text_of(node: ast.AST | None) -> str:
     if isinstance(node, ast.JoinedStr):
         is_text = [isinstance(v, ast.Constant) for v in node.values]
         parts = zip(node.values, is_text, strict=True)
-        return "".join(v.value if text else f"{{{ast.unparse(v.value)}}}" for v, text in parts)
+        return "".join(v.value if text else f"{{{_source(v.value)}}}" for v, text in parts)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         parts = [text_of(node.left), text_of(node.right)]
         return "".join(p or "{...}" for p in parts) if any(parts) else ""
@@ -36,6 +37,11 @@ def text_of(node: ast.AST | None) -> str:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
         return text_of(node.func.value)
     return ""
+
+
+def _source(node: ast.AST) -> str:
+    """Returns the source of an expression in the form of Python 3.11, also with Python 3.10."""
+    return re.sub(r"\bfor \(([^()]+)\) in", r"for \1 in", ast.unparse(node))
 
 
 def messages_of(tree: ast.AST) -> Iterator[tuple[int, str, str]]:

@@ -6,6 +6,7 @@ tests/test_typing.py compares the file with the result of this script.
 """
 
 import dataclasses
+import typing
 from pathlib import Path
 
 from ctl.config import FIELDS, RUN_SETTINGS
@@ -72,7 +73,8 @@ def module() -> str:
 
 def keyword_type(field: "dataclasses.Field") -> str:
     """The type of a keyword for a setting."""
-    of_field = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    is_class = isinstance(field.type, type) and typing.get_origin(field.type) is None
+    of_field = field.type.__name__ if is_class else str(field.type)
     text = _TYPE_BY_KIND.get(field.metadata["type"], of_field.removeprefix("collections.abc."))
     return f'"{text}"' if "tf." in text else text
 

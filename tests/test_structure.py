@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 
 import ctl
 import measures
@@ -17,7 +18,7 @@ ALLOWED_ASSIGNMENTS = {  # of objects of users, Python, TensorFlow and protocol 
     "options.experimental_optimization.apply_default_optimizations",
     "options.experimental_distribute.auto_shard_policy", "extra.values", "failure.errno", "error.exit_code",
     "weakref.finalize(self, release.release, release.register(self.iterator)).atexit",
-    "threading.excepthook", "called.name", "node.attr['deterministic'].s", "node.attr[name].i",
+    "called.name", "node.attr['deterministic'].s", "node.attr[name].i",
     "entry.bool_value", "entry.number_value", "entry.string_value",
 }  # fmt: skip
 BASES = (ctl.CheckpointManager, ctl.MetricWriter, ctl.Callback, LoopObserver, GradientReducer, ctl.Trainer)
@@ -96,6 +97,17 @@ EXAMPLE_FILES = {"train.py", "t.py", "conftest.py", "job.py", "script.py", "main
 @pytest.mark.parametrize("folder", sorted(LIMITS))
 def test_sentences_and_names_do_not_become_less_clear(folder):
     assert measures.unclear_by_folder()[folder] <= LIMITS[folder]
+
+
+def test_no_other_files_are_beside_the_folders():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a clone")
+    names = {name.partition("/")[0] for name in listed.stdout.splitlines()}
+    assert {name for name in names if not name.startswith(".")} == {
+        "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "ctl", "docs", "models",
+        "pyproject.toml", "tests",
+    }  # fmt: skip
 
 
 def test_every_folder_has_a_limit_and_the_core_does_not_grow():

@@ -20,6 +20,7 @@ import sys
 import tempfile
 from typing import Any
 
+_FEW = 1000  # objects: Python 3.12 starts with 375 frozen ones; gc.freeze() in a program freezes more
 _NOISE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog"
     rb"|I\d{4} \d|To enable the following instructions:"
@@ -76,7 +77,7 @@ def garbage_collection_paused() -> Any:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
+        if gc.get_freeze_count() < _FEW:
             gc.freeze()
             gc.unfreeze()  # moves all objects to the oldest generation
         gc.enable()

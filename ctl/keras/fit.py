@@ -121,9 +121,8 @@ def fit(
       sync_batch_norm: If True, BatchNormalization layers compute statistics over all replicas.
     """
     directory = None if model_dir is None else os.fspath(model_dir)
-    callbacks, saves = replace_backup_callback(
-        callbacks, SaveOptions(directory, checkpoints, save_every_steps)
-    )
+    saves = SaveOptions(directory, checkpoints, save_every_steps)
+    callbacks, saves = replace_backup_callback(callbacks, saves)
     epochs, steps = limits.limit_epochs(epochs), limits.limit_steps(steps_per_epoch)
     split = validation_split if validation_data is None else 0.0
     source = training_source((x, y, sample_weight), split, batch_size, steps)

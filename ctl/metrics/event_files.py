@@ -2,9 +2,10 @@
 
 import contextlib
 import errno
-import functools
+import itertools
 import logging
-import threading
+import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,20 @@ from ctl.io import paths
 from ctl.metrics.publishing import Publishing
 from tensorboard.compat import tf
 from tensorboard.compat.proto import event_pb2
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 _PREFIX = "events.out.tfevents."
-_QUEUE_SIZE = 1000  # events that wait for the thread of an EventFileWriter
-_NEVER_SECS = 1e6
 _LOCAL_BLOCK_BYTES = 1 << 16
 _REMOTE_BLOCK_BYTES = 1 << 24  # an object store uploads the complete file at each flush
 _RECORD_BYTES = 16  # length and checksums of a record
 _SPARE_BYTES = 1 << 14
 _MAX_WAIT_SECS = 5.0
 _log = logging.getLogger("ctl")
+_file_numbers = itertools.count()
 
 
 def import_file_system() -> None:
-    """Imports TensorFlow, with the file systems of `EventFileWriter`, in the calling thread.
+    """Imports TensorFlow, with its file systems, in the calling thread.
 
     A background thread that imports it while the process ends crashes the process.
     """
@@ -37,13 +37,10 @@ def import_file_system() -> None:
 class EventFolder:
     """Event files of one folder. The first flush after the construction or `close` starts a new file.
 
-    Files are written by TensorBoard's `EventFileWriter`, with these additions:
-
-    - If a write fails, the writer discards its queue. This class keeps events until they are on disk, and
-      writes them to another file after an error. The writer can miss an error of the last event, so this
-      class compares the size of a local file.
-    - The thread of the writer raises the error of a full disk again, and Python prints a traceback. An
-      exception hook suppresses it, as the error is handled and logged.
+    - The caller's thread writes. TensorBoard's `EventFileWriter` would start another one, which Python 3.12
+      does not permit while a program ends.
+    - Events are pending until they are on disk. After an error they are written to another file. A local
+      file must have the size of its events, as a file system can miss the error of the last write.
     - TensorBoard reads files in the order of their names, and reads no older file again. The name of a new
       file must sort last, also within a second. If another program has started a newer file, or has removed
       the file, a new file is started.
@@ -61,7 +58,7 @@ class EventFolder:
         self._suffix = suffix
         self._is_local = paths.has_rename(folder)
         self._block_bytes = _LOCAL_BLOCK_BYTES if isinstance(folder, Path) else _REMOTE_BLOCK_BYTES
-        self._file: _NamedFileWriter | None = None
+        self._file: _EventFile | None = None
         self._newest_name = ""  # object stores list new files late
         self._written_bytes = 0  # of the open file
         self._pending: list[Any] = []
@@ -87,7 +84,6 @@ class EventFolder:
         """Writes all pending events, so that other processes can read them."""
         if not self._pending:
             return
-        _suppress_tracebacks()
         try:
             with paths.os_errors(self._folder):
                 self._write_pending()
@@ -125,7 +121,7 @@ class EventFolder:
             self._open()
         assert self._file is not None
         for event in self._pending:
-            self._file.add_event(event)
+            self._file.add(event)
         self._file.flush()
         if self._is_local:
             expected_bytes = self._written_bytes + self._pending_bytes
@@ -139,16 +135,16 @@ class EventFolder:
     def _open(self) -> None:
         """Starts a file. Its name sorts after the names of all files in the folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._has_failed:  # a failed `EventFileWriter` leaves an empty file
+        if self._has_failed:  # a file that cannot be written may be created all the same
             paths.probe(self._folder, self._pending_bytes + _SPARE_BYTES)
         newest_name = max([self._newest_name, *(path.name for path in self.files())])
-        file = self._new_file()
+        file = _EventFile(self._folder, self._suffix)
         deadline = time.monotonic() + _MAX_WAIT_SECS
         while file.path.name <= newest_name and time.monotonic() < deadline:
             file.close()
             file.path.unlink()
             time.sleep(1 - time.time() % 1)  # the name contains the Unix time (seconds)
-            file = self._new_file()
+            file = _EventFile(self._folder, self._suffix)
         if file.path.name <= newest_name:
             message = (
                 "TensorBoard logs in %s: the clock of this machine is behind the time in the name of the "
@@ -157,9 +153,6 @@ class EventFolder:
             _log.warning(message, self._folder)
         self._file, self._newest_name = file, max(newest_name, file.path.name)
         self._written_bytes = _size(file.path)
-
-    def _new_file(self) -> "_NamedFileWriter":
-        return _NamedFileWriter(str(self._folder), _QUEUE_SIZE, _NEVER_SECS, self._suffix)
 
     def _leave_file(self) -> None:
         """Closes a file that cannot be written, and discards the pending events that it contains."""
@@ -179,23 +172,30 @@ class EventFolder:
         return not path.exists() or any(other.name > path.name for other in self.files())
 
 
-class _NamedFileWriter(EventFileWriter):
-    """An `EventFileWriter` with the path of its file, for which TensorBoard has no public attribute."""
+class _EventFile:
+    """A new event file, which begins with the version of its format.
 
-    @property
-    def path(self) -> paths.AnyPath:
-        return paths.path(self._file_name)
+    Args:
+      folder: Existing folder of the file.
+      suffix: End of its name.
+    """
 
+    def __init__(self, folder: paths.AnyPath, suffix: str) -> None:
+        now_secs = time.time()
+        number = f"{os.getpid()}.ctl{next(_file_numbers)}"  # TensorBoard's own writer has a number here
+        self.path = folder / f"{_PREFIX}{int(now_secs):010d}.{socket.gethostname()}.{number}{suffix}"
+        self._records = RecordWriter(tf.io.gfile.GFile(str(self.path), "wb"))
+        self.add(event_pb2.Event(wall_time=now_secs, file_version="brain.Event:2"))
+        self.flush()
 
-@functools.cache
-def _suppress_tracebacks() -> None:
-    original_hook = threading.excepthook
+    def add(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
 
-    def hook(args: threading.ExceptHookArgs) -> None:
-        if type(args.thread).__module__ != EventFileWriter.__module__:
-            original_hook(args)
+    def flush(self) -> None:
+        self._records.flush()
 
-    threading.excepthook = hook
+    def close(self) -> None:
+        self._records.close()
 
 
 def _num_bytes(event: Any) -> int:

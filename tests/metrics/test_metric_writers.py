@@ -137,7 +137,7 @@ def test_memory_keeps_rows_and_events_in_order():
 
 
 def test_writers_can_be_imported_without_tensorflow(tmp_path):
-    """TensorBoard's `EventFileWriter` imports TensorFlow with the first file, in the writer's thread."""
+    """TensorFlow is imported with the first value."""
     program = (
         "import sys, ctl.metrics.console, ctl.metrics.jsonl, ctl.metrics.memory, "
         "ctl.metrics.tensorboard as t; t.TensorBoardWriter(sys.argv[1]); "

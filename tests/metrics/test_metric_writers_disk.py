@@ -72,7 +72,7 @@ def test_a_disk_that_stays_full_loses_the_newest_entries_with_a_warning(small_di
 
 
 def test_an_error_of_the_last_event_is_detected(tmp_path, monkeypatch):
-    """The file lacks bytes because an `EventFileWriter` has ignored an error."""
+    """The file lacks bytes because the file system has ignored an error."""
     folder = EventFolder(tmp_path)
     folder.add(1.0, 1)
     folder.flush()
