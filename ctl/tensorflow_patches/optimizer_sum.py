@@ -1,7 +1,8 @@
 """Updates of a Keras 3 optimizer without its sum of gradients over replicas.
 
 Purpose: `ctl` sums and clips the gradients itself. Keras 3 has no argument that turns off its sum. Keras
-  also cannot trace the periodic assignment of moving averages on several replicas.
+  also cannot trace the periodic assignment of moving averages on several replicas. Keras 3.12 cannot say
+  in a graph which variable is unknown.
 Replaces: `_all_reduce_sum_gradients` and `ema_overwrite_frequency` of single optimizers, within a block.
 Versions: Keras 3 with optimizers that sum; checked with 3.3.0 and 3.15.1.
 Upstream issue: https://github.com/keras-team/keras/issues/19308
@@ -10,6 +11,7 @@ Switch: `optimizer_sum`. Without the patch gradients are summed twice on several
 
 import contextlib
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +39,11 @@ def summed_already(optimizer: Any) -> Iterator[int | None]:
         object.__setattr__(inner, "ema_overwrite_frequency", None)
     try:
         yield entry[1]
+    except NotImplementedError as e:
+        calls = [frame.name for frame in traceback.extract_tb(e.__traceback__)]
+        if "_check_variables_are_known" not in calls:
+            raise
+        raise ValueError("Unknown variable: the optimizer was built with others.") from e
     finally:
         with _patch_lock:
             entry[0] -= 1

@@ -4,6 +4,7 @@ import contextlib
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from ctl.tensorflow_patches import optimizer_sum
 from patching import parameters_of, turn_off
@@ -53,3 +54,19 @@ def test_an_optimizer_within_one_that_scales_the_loss_is_changed():
     with optimizer_sum.summed_already(keras.optimizers.LossScaleOptimizer(inner)):
         assert "_all_reduce_sum_gradients" in vars(inner)
     assert np.isfinite(float(inner.learning_rate.numpy()))
+
+
+def test_an_unknown_variable_that_keras_cannot_show_is_named_as_such():
+    class AsInKeras312(keras.optimizers.SGD):
+        def _check_variables_are_known(self, variables):
+            raise NotImplementedError("numpy() is only available when eager execution is enabled.")
+
+    optimizer = AsInKeras312()
+    with (
+        pytest.raises(ValueError, match="Unknown variable: the optimizer was built with others"),
+        optimizer_sum.summed_already(optimizer),
+    ):
+        optimizer._check_variables_are_known([])
+    with pytest.raises(NotImplementedError, match="of the user"), optimizer_sum.summed_already(optimizer):
+        raise NotImplementedError("of the user")
+    assert "_all_reduce_sum_gradients" not in vars(optimizer)
