@@ -16,6 +16,7 @@ import ctypes
 import gc
 import io
 import os
+import queue
 import signal
 import sys
 import threading
@@ -33,6 +34,8 @@ _ANY_FILE = io.IOBase.__base__  # base class of all files that is not an abstrac
 _installed = False
 _skips_teardown = False
 _is_exiting = False  # without the finalization of the interpreter
+_STARTS_NO_LATE_THREADS = sys.version_info[:2] == (3, 12)
+_last_flush: "_OneCall | None" = None
 _finders: list[Callable[[], Iterable[Any]]] = []  # return the objects that must not be destroyed
 _pauses: list[Callable[[], object]] = []
 _translations: list[Callable[[Exception], Exception]] = []
@@ -51,6 +54,7 @@ class Exit(SystemExit):
     def __del__(self) -> None:
         # The interpreter deletes an uncaught error while no Python frame runs.
         if sys is not None and not _has_caller() and isinstance(self.code, int):
+            _prepare_flush()
             atexit.register(_exit_process, self.code)  # the last registered function runs first
 
 
@@ -61,6 +65,7 @@ def install_exit_hook() -> None:
     """
     global _skips_teardown  # noqa: PLW0603
     install_exit_codes()
+    _prepare_flush()
     if not _skips_teardown:
         _skips_teardown = True
         atexit.register(_skip_teardown)
@@ -88,6 +93,7 @@ def install_exit_codes() -> None:
             return  # the process continues
         if code == EXIT_RETRY and not (isinstance(cause, CtlError) and cause.runs_exit_functions):
             end_process(code)
+        _prepare_flush()
         atexit.register(_exit_process, code)  # runs after threads have ended
 
     sys.excepthook = hook
@@ -188,18 +194,49 @@ def _exit_process(code: int) -> None:
     os._exit(code)
 
 
+class _OneCall:
+    """A thread that waits for a function and calls it."""
+
+    def __init__(self) -> None:
+        self._functions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ctl-flush", daemon=True)
+        self._thread.start()
+
+    def is_waiting(self) -> bool:
+        """Returns False after the call, and in a process that was forked since the construction."""
+        return self._thread.is_alive()
+
+    def call(self, function: Callable[[], None], timeout_secs: float) -> None:
+        """Calls a function in the thread and waits at most `timeout_secs` for it."""
+        self._functions.put(function)
+        self._thread.join(timeout_secs)
+
+    def _run(self) -> None:
+        self._functions.get()()
+
+
+def _prepare_flush() -> None:
+    """Starts the thread of the last flush in Python 3.12, which starts none during the finalization."""
+    global _last_flush  # noqa: PLW0603
+    if _STARTS_NO_LATE_THREADS and _waiting_thread() is None:
+        _last_flush = _OneCall()
+
+
+def _waiting_thread() -> _OneCall | None:
+    return _last_flush if _last_flush is not None and _last_flush.is_waiting() else None
+
+
 def _call_with_timeout(timeout_secs: float, function: Callable[[], None]) -> None:
     """Calls a function in a thread and waits at most `timeout_secs` for it.
 
     A flush may block, because a thread that writes to a full pipe locks its file.
     """
-    thread = threading.Thread(target=function, name="ctl-flush", daemon=True)
     try:
-        thread.start()
-    except RuntimeError:  # Python 3.12 starts no threads during finalization
+        thread = _waiting_thread() or _OneCall()
+    except RuntimeError:  # at the end of a program that has forked, in Python 3.12
         function()
         return
-    thread.join(timeout_secs)
+    thread.call(function, timeout_secs)
 
 
 def _flush_all() -> None:

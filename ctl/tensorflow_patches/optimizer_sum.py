@@ -1,8 +1,8 @@
 """Updates of a Keras 3 optimizer without its sum of gradients over replicas.
 
 Purpose: `ctl` sums and clips the gradients itself. Keras 3 has no argument that turns off its sum. Keras
-  also cannot trace the periodic assignment of moving averages on several replicas. Keras 3.12 cannot say
-  in a graph which variable is unknown.
+  also cannot trace the periodic assignment of moving averages on several replicas. In a graph, Keras
+  3.12 raises NotImplementedError for an unknown variable.
 Replaces: `_all_reduce_sum_gradients` and `ema_overwrite_frequency` of single optimizers, within a block.
 Versions: Keras 3 with optimizers that sum; checked with 3.3.0 and 3.15.1.
 Upstream issue: https://github.com/keras-team/keras/issues/19308
