@@ -88,9 +88,9 @@ def test_the_python_error_for_an_unknown_argument_names_the_function(model):
         ctl.predict(model)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "from_arrays"])
-def test_batches_stay_as_they_are_with_shuffle_batch(kind):
-    data = {"x": X, "y": Y, "batch_size": 2} if kind == "arrays" else {
+@pytest.mark.parametrize("is_array", [True, False])
+def test_batches_stay_as_they_are_with_shuffle_batch(is_array):
+    data = {"x": X, "y": Y, "batch_size": 2} if is_array else {
         "x": ctl.from_arrays((X, Y), 2), "y": None}  # fmt: skip
     losses = {
         shuffle: call("fit", compiled(), epochs=2, shuffle=shuffle, seed=1, **data).history["loss"]
