@@ -14,7 +14,6 @@ import dataclasses
 import gc
 import json
 import logging
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +24,7 @@ from ctl import config as config_lib
 from ctl import fast_dev_run, trainer_checks
 from ctl.collectives.transports import mpi
 from ctl.config import Config
-from ctl.config_flags import define_flags, help_text
+from ctl.config_flags import define_flags, error_message, help_text
 from ctl.distribute import job_fingerprint, mpi_cluster
 from ctl.distribute.platforms import detection
 from ctl.distribute.topology import Topology
@@ -42,10 +41,6 @@ if TYPE_CHECKING:
 
 _PLAIN = (bool, int, float, str, list, tuple, type(None))  # types of values that workers compare directly
 _REPORT_SECS = 10.0  # time for the chief to report an error that all workers have
-_EXPECTED_NUMBERS = {  # by the message of Python about another value
-    "could not convert string to float": "a number",
-    "invalid literal for int": "a whole number",
-}
 _WITH_A_CHECKPOINT = ("eval", "export", "predict")  # modes
 
 
@@ -98,7 +93,7 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
         if len(positional) > 1:
             raise flags.Error(f"unexpected arguments {positional[1:]}; every setting is --name=value.")
     except flags.Error as e:
-        _fail(UsageError(f"{_flag_message(e)}. See --help."))
+        _fail(UsageError(f"{error_message(e, values)} See --help."))
     try:
         mpi_cluster.join_if_requested(
             values["communication"].value if "communication" in values else "auto"
@@ -111,14 +106,6 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
 
         tf.config.list_physical_devices()
     return positional
-
-
-def _flag_message(error: flags.Error) -> str:
-    """Returns the message of absl, with the expected type in place of the message of `float` or `int`."""
-    message = str(error).rstrip(".")
-    for python_message, expected in _EXPECTED_NUMBERS.items():
-        message = re.sub(f"{python_message}.*", f"expected {expected}", message, flags=re.DOTALL)
-    return message
 
 
 def _main(make_trainer: Callable[..., Any], settings: dict) -> None:

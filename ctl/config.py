@@ -8,7 +8,6 @@ class, and a default of the class over the default of the field.
 
 import contextlib
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ctl.errors import UsageError
+from ctl.setting_names import suggest
 from ctl.setting_values import are_names, check_integer, parse_step_range, parse_steps_per_loop
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Config:
     def __new__(cls, **settings: Any) -> "Config":
         """Creates a configuration and stores the names of the explicit settings."""
         for name in settings:
-            check_name(name, "Config")
+            check_name(name, "Config", NAMES)
         config = object.__new__(cls)
         object.__setattr__(config, "_explicit_names", frozenset(settings))
         return config
@@ -223,14 +223,11 @@ RUN_SETTINGS = (
 )
 
 
-def check_name(name: str, where: str) -> None:
-    """Raises UsageError for an unknown setting. The message suggests the most similar name."""
-    if name not in FIELDS:
-        near = difflib.get_close_matches(name, NAMES, 1)
-        raise UsageError(
-            f"{where} got {name}=..., which is not a setting. "
-            + (f"Write {near[0]}=..." if near else f"Expected one of {', '.join(NAMES)}.")
-        )
+def check_name(name: str, where: str, expected: Sequence[str]) -> None:
+    """Raises UsageError unless `name` is one of the expected settings. The message suggests others."""
+    if name not in expected:
+        reason = "a setting of ctl.run only" if name in FIELDS else "not a setting"
+        raise UsageError(f"{where} got {name}=..., which is {reason}. {suggest(name, expected)}")
 
 
 def parse_jit_compile(value: str | bool) -> str:
@@ -313,8 +310,9 @@ def resolve_config(
             'model_dir="/tmp/run".'
         )
     settings = {} if config is None else config.explicit_settings()
+    expected = [name for name in NAMES if name not in RUN_SETTINGS]
     for name, value in (keywords or {}).items():
-        check_name(name, getattr(trainer, "__name__", "the trainer"))
+        check_name(name, getattr(trainer, "__name__", "the trainer"), expected)
         settings[name] = value
     for name in NAMES:
         if name not in settings and (default := _user_default(trainer, name)) is not None:

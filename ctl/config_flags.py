@@ -1,12 +1,19 @@
 """Flags of the settings in `ctl.Config`, and the text of --help."""
 
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
+from ctl import setting_names
 from ctl.config import FIELDS, GROUPS
+
+_EXPECTED_NUMBERS = {  # by the message of Python about another value
+    "could not convert string to float": "a number",
+    "invalid literal for int": "a whole number",
+}
 
 
 class _CompileParser(flags.EnumParser):
@@ -88,3 +95,16 @@ def describe_default(flag: flags.Flag) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
     return "" if value is None else str(value)
+
+
+def error_message(error: flags.Error, values: flags.FlagValues) -> str:
+    """Returns the message of an error of absl with the expected type, or the name of a similar flag."""
+    if isinstance(error, flags.UnrecognizedFlagError):
+        near = setting_names.similar_names(error.flagname, list(values))
+        choices = " or ".join(f"--{name}" for name in near)
+        hint = f"Write {choices}." if near else setting_names.instruction_for(error.flagname)
+        return f"Unknown command line flag '{error.flagname}'. {hint}".rstrip()
+    message = str(error).rstrip(".")
+    for python_message, expected in _EXPECTED_NUMBERS.items():
+        message = re.sub(f"{python_message}.*", f"expected {expected}", message, flags=re.DOTALL)
+    return f"{message}."

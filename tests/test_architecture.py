@@ -17,7 +17,7 @@ from measures import tree_of
 # Layers of folders and root modules: each imports lower layers only. Imports within a folder have no cycle.
 LAYERS = [
     ["errors", "version", "setting_types"],
-    ["tensorflow_patches", "setting_values", "trainer_checks"],
+    ["tensorflow_patches", "setting_names", "setting_values", "trainer_checks"],
     ["io"],
     ["supervision"],
     ["collectives"],

@@ -67,10 +67,14 @@ class Saving:
         return result
 
     def start(self, write: Callable[[], object]) -> None:
-        """Starts a write in a thread. Call `wait` first."""
+        """Starts a write in a thread, or writes if no thread can be started. Call `wait` first."""
         self._error = None
-        self._thread = threading.Thread(target=self._run, args=(write,), name="ctl-save")
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(write,), name="ctl-save")
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:  # too many threads, or Python 3.12 after the end of the main thread
+            self._run(write)
 
     def wait(self) -> None:
         """Waits until no write is in progress."""

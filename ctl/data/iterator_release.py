@@ -40,7 +40,10 @@ class IteratorRelease:
 
     def register(self, iterator: Any) -> int:
         """Stores `iterator`, and returns the key for `release`. Blocks while many are not destroyed yet."""
-        self._wait_for_destructors()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._stopped or self._num_released() <= _MAX_THREADS, _MAX_WAIT_SECS
+            )
         key = next(self._keys)
         self._iterators[key] = iterator
         if self._thread is None:
@@ -57,20 +60,11 @@ class IteratorRelease:
         """Returns the iterators that are not destroyed."""
         return list(self._iterators.values())
 
-    def _wait_for_destructors(self) -> None:
-        deadline = time.monotonic() + _MAX_WAIT_SECS
-        with self._changed:
-            while self._num_released() > _MAX_THREADS and not self._stopped:
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    break
-
     def stop(self) -> None:
         """Starts no further destructor, and waits for the running ones."""
-        deadline = time.monotonic() + _EXIT_SECS
         with self._changed:
             self._stopped = True
-            while self._num_threads and self._changed.wait(max(0.0, deadline - time.monotonic())):
-                pass
+            self._changed.wait_for(lambda: not self._num_threads, _EXIT_SECS)
 
     def _num_released(self) -> int:
         return self._released.qsize() + self._num_unused + self._num_threads
@@ -98,17 +92,19 @@ class IteratorRelease:
                 self._changed.notify_all()
 
     def _destroy(self, key: int) -> bool:
-        """Starts a thread for the destructor; returns False if all threads are busy."""
+        """Starts a thread for the destructor; returns False if it cannot be started now."""
         with self._changed:
             if self._stopped or self._num_threads >= _MAX_THREADS:
                 return False
+            try:
+                threading.Thread(target=self._drop, args=(key,), name="ctl-destroy", daemon=True).start()
+            except RuntimeError:  # too many threads, or Python 3.12 after the end of the main thread
+                return False
             self._num_threads += 1
-        holder = [self._iterators.pop(key)]
-        threading.Thread(target=self._drop, args=(holder,), name="ctl-destroy", daemon=True).start()
         return True
 
-    def _drop(self, holder: list[Any]) -> None:
-        holder.clear()  # the last reference; the destructor does not hold the interpreter's lock
+    def _drop(self, key: int) -> None:
+        self._iterators.pop(key)  # the last reference; the destructor does not hold the interpreter's lock
         with self._changed:
             self._num_threads -= 1
             self._changed.notify_all()

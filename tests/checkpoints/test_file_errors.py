@@ -1,6 +1,7 @@
 """Errors of the file system: while checkpoints are cleaned up, and while another process deletes them."""
 
 import errno
+import threading
 
 import ctl
 import pytest
@@ -157,3 +158,15 @@ def test_training_continues_without_its_configuration_file(tmp_path, caplog):
     trainer = Small(writers=[], model_dir=str(tmp_path))
     trainer.train(1)
     assert trainer.step == 1 and "config.json cannot be written" in caplog.text
+
+
+def test_a_background_save_without_a_thread_is_written_at_once(save, tmp_path, monkeypatch):
+    """Python 3.12 starts no thread after the end of the main thread."""
+    manager = make_manager(tmp_path, background=True)
+
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    save(1, manager)
+    assert (tmp_path / "ckpt-1").exists()

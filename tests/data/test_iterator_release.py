@@ -98,6 +98,31 @@ def test_the_end_of_the_process_waits_for_a_destructor_and_starts_none(release, 
     assert not stopping_thread.is_alive() and len(release.unreleased()) == 1
 
 
+def test_an_object_is_destroyed_later_if_no_thread_can_be_started_now(release, monkeypatch):
+    """Python 3.12 starts none after the end of the main thread."""
+    monkeypatch.setattr(iterator_release, "_DELAY_SECS", 0.0)
+    event = threading.Event()
+    event.set()
+    num_refused, start = [0], threading.Thread.start
+
+    def start_or_refuse(thread):
+        if thread.name == "ctl-destroy" and num_refused[0] < 3:
+            num_refused[0] += 1
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+    unused = SlowDestructor(event)
+    key = release.register(unused)
+    del unused
+    release.release(key)
+    wait_until(lambda: num_refused[0] == 1)
+    assert len(release.unreleased()) == 1
+    wait_until(lambda: not release.unreleased())
+    assert num_refused[0] == 3
+    release.stop()
+
+
 @pytest.mark.slow
 def test_many_evaluations_leave_few_iterators_and_threads(two_replicas):
     class Evaluating(Small):

@@ -89,8 +89,10 @@ def test_a_mode_that_does_not_train_is_refused(tmp_path):
 
 
 def test_it_is_no_setting_of_a_trainer():
+    with pytest.raises(ctl.UsageError, match=r"fast_dev_run=.* of ctl.run only. Write train\(2\)"):
+        Small(fast_dev_run=True, writers=[])
     with pytest.raises(ctl.UsageError, match=r"fast_dev_run is a flag .* Write trainer.train\(2\)"):
-        Small(fast_dev_run=True, writers=[]).train(50)
+        Small(config=ctl.Config(fast_dev_run=True), writers=[]).train(50)
 
 
 @pytest.mark.slow

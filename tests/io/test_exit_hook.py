@@ -325,3 +325,52 @@ raise KeyError("the end")
     result = run_script(script)
     assert (result.returncode, result.stdout) == (1, "continues\na thread ends\n")
     assert "shown" in result.stderr and "the end" in result.stderr
+
+
+LATE = """
+import sys, threading, time
+import ctl, keras, numpy as np, tensorflow as tf
+from ctl.data.batches import Batches
+
+class First(ctl.Trainer):
+    def build(self):
+        self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        self.optimizer = keras.optimizers.SGD(0.01)
+    def train_data(self, batch_size):
+        return tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec([3])).batch(batch_size)
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            losses = self.model(batch, training=True)[:, 0] ** 2
+            loss = self.average(losses)
+        self.minimize(loss, tape)
+        return {"loss": losses}
+
+def rows():
+    while True:
+        yield from np.ones((32, 3), np.float32)
+        started.set()
+        threading.main_thread().join()
+
+def train():
+    trainer.train(20)
+    iterator = iter(tf.data.Dataset.range(9))
+    dropped = Batches(iterator, None, False, None, "skip", "")
+    del dropped, iterator
+    time.sleep(3)                       # the iterator is due for destruction
+    print("the thread ends")
+
+trainer = First(model_dir=sys.argv[1], global_batch_size=8, save_every_steps=5, background_save=True)
+started = threading.Event()
+threading.Thread(target=train).start()
+started.wait(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_thread_trains_and_saves_after_the_end_of_the_main_thread(tmp_path):
+    """Python 3.12 starts no threads then."""
+    result = run_script(LATE, str(tmp_path))
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "the thread ends"), result.stderr
+    assert "Exception in thread" not in result.stderr
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names >= {f"ckpt-{step}" for step in (5, 10, 15, 20)}, result.stderr

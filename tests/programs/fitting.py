@@ -96,11 +96,20 @@ def squared(labels, predicted):
     return keras.ops.mean(keras.ops.square(labels - predicted))
 
 
+def has_mean_activity_losses():
+    """Returns whether Keras divides activity losses by the number of rows. Older versions do not."""
+    layer = layers.ActivityRegularization(l2=1.0)
+    layer(np.ones((2, 1)))
+    return float(layer.losses[0]) == 1.0
+
+
 def active():
     """Returns a model with activity losses, which differ between replicas."""
+    regularizer = keras.regularizers.L2(0.1)
+    if not has_mean_activity_losses():
+        regularizer = lambda outputs: 0.1 * keras.ops.mean(keras.ops.sum(outputs**2, axis=1))  # noqa: E731
     model = keras.Sequential([
-        keras.Input((6,)), layers.Dense(8, activity_regularizer=keras.regularizers.L2(0.1)),
-        layers.Dense(1),
+        keras.Input((6,)), layers.Dense(8, activity_regularizer=regularizer), layers.Dense(1),
     ])  # fmt: skip
     model.compile(keras.optimizers.SGD(0.02), squared)
     return model
