@@ -26,12 +26,12 @@ _OTHER_NAMES = {  # in other frameworks, by setting
     "keep": "keep_checkpoint_max max_to_keep save_total_limit",
 }
 _INSTEAD = {  # of options of other frameworks that are no settings of ctl
-    "learning_rate lr": "Pass it to the optimizer in build().",
-    "weight_decay": "Pass it to the optimizer in build().",
+    "learning_rate lr": "Pass it to the optimizer.",
+    "weight_decay": "Pass it to the optimizer.",
     "accumulate_grad_batches gradient_accumulation_steps": (
-        "Pass gradient_accumulation_steps=... to the optimizer in build()."
+        "Pass gradient_accumulation_steps=... to the optimizer."
     ),
-    "clipnorm gradient_clip_val max_grad_norm": "Pass global_clipnorm=... to the optimizer in build().",
+    "clipnorm gradient_clip_val max_grad_norm": "Pass global_clipnorm=... to the optimizer.",
     "early_stopping patience": "Pass callbacks=[ctl.EarlyStopping(...)].",
     "ckpt_path resume resume_from_checkpoint": (
         "A run resumes from the checkpoints in its model_dir; init_from is for those of another run."

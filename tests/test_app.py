@@ -99,7 +99,7 @@ def parse_flags(*arguments):
     [
         ("--trian_steps=5", "Unknown command line flag 'trian_steps'. Write --train_steps. See"),
         ("--max_steps=5", "Unknown command line flag 'max_steps'. Write --train_steps. See"),
-        ("--lr=0.1", "Unknown command line flag 'lr'. Pass it to the optimizer in build(). See"),
+        ("--lr=0.1", "Unknown command line flag 'lr'. Pass it to the optimizer. See"),
         ("--qqq", "error: Unknown command line flag 'qqq'. See"),
         ("--train_steps=many", "--train_steps=many: expected a whole number"),
         ("--max_secs=1h", "--max_secs=1h: expected a number. See"),

@@ -12,7 +12,7 @@ SUGGESTIONS = [
     ("checkpoint_interval", "Write save_every_steps=..."),
     ("eval_steps", "Write max_eval_batches=... or eval_every_steps=..."),
     ("log_dir", "Write model_dir=..."),
-    ("learning_rate", "Pass it to the optimizer in build()."),
+    ("learning_rate", "Pass it to the optimizer."),
     ("patience", "Pass callbacks=[ctl.EarlyStopping(...)]."),
     ("global_batchsize", "Write global_batch_size=..."),
     ("qqq", f"Expected one of {', '.join(NAMES)}."),
