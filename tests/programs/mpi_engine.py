@@ -67,8 +67,10 @@ def lose_rank(engine, signal_name):
 def main():
     mpi_cluster.join_cluster()
     ranks = rank_variables.read_ranks()
-    engine = Engine(ranks, Settings(transport="mpi", heartbeat_timeout=3.0))
-    if sys.argv[1:]:
+    loses_rank = bool(sys.argv[1:])
+    silence_secs = 3.0 if loses_rank else 120.0
+    engine = Engine(ranks, Settings(transport="mpi", heartbeat_timeout=silence_secs))
+    if loses_rank:
         error = lose_rank(engine, sys.argv[1])
         # a file, because mpirun may lose the output of the ranks that it kills
         Path(sys.argv[2], f"rank{ranks.rank}").write_text(error)
