@@ -146,6 +146,7 @@ except ctl.CheckpointError as e:
 
 @pytest.fixture(scope="module")
 def four_steps(tmp_path_factory):
+    keras.utils.clear_session()  # layers are numbered as in the new processes that read the checkpoint
     trainer = Small(model_dir=str(tmp_path_factory.mktemp("four") / "run"), optimizer="adam", **OPTIONS)
     trainer.train(4)
     return trainer.model_dir, digest(trainer)
