@@ -62,7 +62,7 @@ def instruction_for(name: str) -> str:
 
 def suggest(name: str, expected: Collection[str]) -> str:
     """Returns an instruction to replace an unexpected name."""
-    near = [name] if name in _CALLS else similar_names(name, [*expected, *_CALLS])
+    near = similar_names(name, [*expected, *_CALLS])
     if near:
         return "Write " + " or ".join(f"{n}=..." if n in expected else _CALLS[n] for n in near)
     return instruction_for(name) or f"Expected one of {', '.join(expected)}."

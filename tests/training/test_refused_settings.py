@@ -46,7 +46,8 @@ CASES = {
     "two sources": (TwoSources, {}, "has train_data and train_data_fn; expected one of them"),
     "no evaluations": (Small, BEST, "by 'loss' is to be kept, but there are no evaluations"),
     "mode train": (
-        Small, {"callbacks": [ctl.EarlyStopping("loss", patience=1)], "mode": "train"},
+        Small,
+        {"config": ctl.Config(mode="train"), "callbacks": [ctl.EarlyStopping("loss", patience=1)]},
         "EarlyStopping requires evaluations, but there are none. --mode=train does not evaluate",
     ),
     "slots": (SecondOptimizer, {}, r"self\.second has no slots yet\. Call self\.second\.build\("),
