@@ -27,6 +27,7 @@ _OTHER_NAMES = {  # in other frameworks, by setting
 }
 _INSTEAD = {  # of options of other frameworks that are no settings of ctl
     "learning_rate lr": "Pass it to the optimizer.",
+    "momentum": "Pass it to the optimizer.",
     "weight_decay": "Pass it to the optimizer.",
     "accumulate_grad_batches gradient_accumulation_steps": (
         "Pass gradient_accumulation_steps=... to the optimizer."
@@ -36,6 +37,7 @@ _INSTEAD = {  # of options of other frameworks that are no settings of ctl
     "ckpt_path resume resume_from_checkpoint": (
         "A run resumes from the checkpoints in its model_dir; init_from is for those of another run."
     ),
+    "steps_per_epoch": "An epoch is one pass over train_data.",
     "num_nodes num_workers workers": "Start the program with ctl launch --workers=...",
 }
 _CALLS = {  # of a trainer, by setting of ctl.run
@@ -62,7 +64,7 @@ def instruction_for(name: str) -> str:
 
 def suggest(name: str, expected: Collection[str]) -> str:
     """Returns an instruction to replace an unexpected name."""
-    near = similar_names(name, [*expected, *_CALLS])
+    near = similar_names(name, list(dict.fromkeys([*expected, *_CALLS])))
     if near:
         return "Write " + " or ".join(f"{n}=..." if n in expected else _CALLS[n] for n in near)
     return instruction_for(name) or f"Expected one of {', '.join(expected)}."

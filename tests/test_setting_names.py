@@ -13,7 +13,9 @@ SUGGESTIONS = [
     ("eval_steps", "Write max_eval_batches=... or eval_every_steps=..."),
     ("log_dir", "Write model_dir=..."),
     ("learning_rate", "Pass it to the optimizer."),
+    ("momentum", "Pass it to the optimizer."),
     ("patience", "Pass callbacks=[ctl.EarlyStopping(...)]."),
+    ("trian_steps", "which is not a setting. Write train_steps=..."),
     ("global_batchsize", "Write global_batch_size=..."),
     ("qqq", f"Expected one of {', '.join(NAMES)}."),
 ]
