@@ -132,15 +132,16 @@ def test_kills_at_the_start_and_crashes_before_the_first_sign_of_life(job):
 
 @pytest.fixture
 def group():
-    """Creates a control group of 64 MiB. Processes join it through its cgroup.procs."""
-    for root, limits in (
-        ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")),
-        ("/sys/fs/cgroup", ("memory.max", "memory.swap.max")),
+    """Creates a control group of 64 MiB without swap. Processes join it through its cgroup.procs."""
+    for root, limit, swap in (
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.swappiness"),
+        ("/sys/fs/cgroup", "memory.max", "memory.swap.max"),
     ):
         path = Path(root) / f"ctl-test-{os.getpid()}"
         try:
             path.mkdir()
-            (path / limits[0]).write_text(str(64 * 2**20))
+            (path / limit).write_text(str(64 * 2**20))
+            (path / swap).write_text("0")
         except OSError:
             with contextlib.suppress(OSError):
                 path.rmdir()
