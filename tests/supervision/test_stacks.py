@@ -1,6 +1,8 @@
 """Stacks of all threads."""
 
+import gc
 import itertools
+import sys
 import threading
 
 from ctl.supervision.stacks import format_stacks
@@ -63,6 +65,14 @@ def test_the_main_thread_comes_first_also_among_many_threads():
     names = [line.rpartition(" in ")[2] for line in stack_of(stacks, "Main thread")]
     assert names[:2] == ["format_stacks", "test_the_main_thread_comes_first_also_among_many_threads"]
     assert all(f"Thread {thread.ident:#x} (most recent call first):" in stacks for thread in threads)
+
+
+def test_no_garbage_is_collected_while_python_holds_the_lock_of_its_threads(monkeypatch):
+    """The destructor of a `tf.Graph` waits for that lock."""
+    collects, read = [], sys._current_frames
+    monkeypatch.setattr(sys, "_current_frames", lambda: collects.append(gc.isenabled()) or read())
+    format_stacks()
+    assert collects == [False] and gc.isenabled()
 
 
 def test_a_deep_recursion_is_cut():
