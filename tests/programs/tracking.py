@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import flags
+from ctl.trackers.mlflow_writer import MlflowWriter
+from ctl.trackers.wandb_writer import WandbWriter
 
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 0.01, "Step size.")
 
@@ -53,5 +55,13 @@ class Tracked(ctl.Trainer):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+def wait_for_trackers():
+    """Lets the trackers take ten minutes, instead of 10 s after a signal: a busy machine is slow."""
+    for writer in (MlflowWriter, WandbWriter):
+        writer.__init__.__kwdefaults__["close_secs"] = 600.0
+
+
 if __name__ == "__main__":
+    if {"FAIL_AT", "SIGTERM_AT"} & os.environ.keys():
+        wait_for_trackers()
     ctl.run(Tracked, learning_rate=_LEARNING_RATE)
