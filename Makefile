@@ -11,7 +11,6 @@ export PYTHONDONTWRITEBYTECODE :=
 FIRST = (not workers or smoke) and not slow and not cluster
 # one process more than cores, as processes wait for each other
 PYTEST = .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
-LAST_FAILED = .venv/bin/python -m pytest -v --last-failed --last-failed-no-failures none
 SOURCES := $(shell find ctl models tests docs .ci -type f ! -name '*.pyc') $(wildcard *.md *.toml Makefile)
 
 mnist: .venv/installed
@@ -30,15 +29,12 @@ test: .venv/tested
 test-all: .venv/passed
 	$(MAKE) test-rest test-cluster
 
-# what fails beside other tests has to pass alone; its names are printed
 test-rest: .venv/slow
-	$(PYTEST) -m "not cluster and (slow or hypothesis or not ($(FIRST)))" --hypothesis-profile=many \
-		|| (echo "Failed beside other tests. Each of them alone:" && $(LAST_FAILED) -m "")
+	$(PYTEST) -m "not cluster and (slow or hypothesis or not ($(FIRST)))" --hypothesis-profile=many
 
 # real hosts and clusters: as root, with openssh-server, iproute2, iptables, slurm-wlm, munge; else skipped
 test-cluster: .venv/compiled
-	.venv/bin/python -m pytest -n 2 --dist worksteal tests/cluster -m cluster \
-		|| (echo "Failed. Each of them once more:" && $(LAST_FAILED) tests/cluster -m cluster)
+	.venv/bin/python -m pytest -n 2 --dist worksteal tests/cluster -m cluster
 
 lint: .venv/tested
 	.venv/bin/ruff check .
