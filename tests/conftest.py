@@ -24,7 +24,22 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 TIMEOUT_SECS = 600  # reached by failures only; a busy machine takes several times as long as a quiet one
 # these files run first
-LONGEST_FILES = {"test_docs_commands.py", "test_docs.py", "test_models_gallery.py", "test_deploy_slurm.py"}
+LONGEST_FILES = {
+    "test_docs.py",
+    "test_docs_commands.py",
+    "test_models_gallery.py",
+    "test_deploy_slurm.py",
+    "test_deploy_docker.py",
+    "test_keras_behaviours.py",
+    "test_published_programs.py",
+    "test_fit.py",
+    "test_trees.py",
+    "test_strategy_matrix.py",
+    "test_sparse_gradients.py",
+    "test_directory_names.py",
+    "test_flowers_jobs.py",
+    "test_served_jobs.py",
+}
 FOLDERS = sorted({path.parent for path in (ROOT / "tests").rglob("test_*.py")})
 # `python` of the documents is that of this environment; Debian has none
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
@@ -78,11 +93,10 @@ def alternate_files_with_processes(items: list) -> list:
     for item in items:
         files.setdefault(item.path, []).append(item)
     with_processes = [f for f in files.values() if any(i.get_closest_marker("workers") for i in f)]
-    without_processes = sorted(
-        (f for f in files.values() if f not in with_processes), key=len, reverse=True
-    )
+    without_processes = [f for f in files.values() if f not in with_processes]
     with_processes.sort(key=lambda file: file[0].path.name in LONGEST_FILES)
-    pairs = itertools.zip_longest(reversed(with_processes), without_processes, fillvalue=[])
+    without_processes.sort(key=lambda file: (file[0].path.name in LONGEST_FILES, len(file)))
+    pairs = itertools.zip_longest(reversed(with_processes), reversed(without_processes), fillvalue=[])
     return [item for pair in pairs for file in pair for item in file]
 
 
