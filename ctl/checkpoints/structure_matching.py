@@ -171,7 +171,7 @@ def _by_name(paths: Mapping[str, str], saved_paths: Mapping[str, str]) -> list[d
             try:
                 matches = name_matching.matching_names(model_side, saved_side)
             except name_matching.Ambiguous as e:
-                if not alternatives:
+                if not any(alternatives):
                     alternatives.append(_AmbiguousMatches(e))
                 continue
             alternatives.append(matches)

@@ -218,11 +218,19 @@ def test_a_model_without_matches_is_refused_with_both_lists(tmp_path, file_type)
     assert "body/kernel float32[8, 16]" in str(raised.value) and "float32[5, 9]" in str(raised.value)
 
 
-def test_numbers_that_keras_assigned_may_be_shifted(tmp_path):
-    network(tf_keras, layers=(None, None, None))  # advances the numbers of later layers
-    model = network(tf_keras, layers=(None, None, None))
+@pytest.mark.parametrize(("first", "second"), [(7, 8), (8, 10)])
+def test_numbers_that_keras_assigned_may_be_shifted(tmp_path, first, second):
+    model = network(tf_keras, layers=(f"dense_{first}", "batch_normalization_3", f"dense_{second}"))
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "a"))
-    assert_weights(prepared(path, "keras3", layers=(None, None, None)), model.get_weights())
+    assert_weights(prepared(path, layers=("dense", "batch_normalization", "dense_1")), model.get_weights())
+
+
+@pytest.mark.parametrize("attribute", ["model", "net"])
+def test_numbers_with_an_unclear_shift_are_refused(tmp_path, attribute):
+    model = network(tf_keras, layers=("dense_1", "batch_normalization", "dense_2"))
+    path = tf.train.Checkpoint(**{attribute: model}).write(str(tmp_path / "a"))
+    with pytest.raises(ctl.CheckpointError, match="dense/kernel, dense_1/kernel in this model, dense_1/k"):
+        prepared(path, layers=("dense", "batch_normalization", "dense_1"))
 
 
 class TwoModels(Network):
