@@ -114,9 +114,9 @@ def open_external(source: str) -> ExternalWeights | None:
     """
     path = paths.path(source)
     if str(path).endswith(_KERAS_SUFFIXES) and paths.call_with_retries(path.is_file):
-        return _open_keras_file(path)
+        return paths.call_with_retries(lambda: _open_keras_file(path))
     prefix = paths.call_with_retries(lambda: _find_prefix(path))
-    return None if prefix is None else _open_checkpoint(prefix)
+    return None if prefix is None else paths.call_with_retries(lambda: _open_checkpoint(prefix))
 
 
 def _find_prefix(path: AnyPath) -> AnyPath | None:

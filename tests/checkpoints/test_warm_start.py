@@ -251,3 +251,38 @@ def test_a_checkpoint_without_keys_is_an_error(source, tmp_path, monkeypatch):
     trainer.train(2)
     with pytest.raises(ctl.CheckpointError, match="has no key for its tensor"):
         warm_started(str(tmp_path / "d"))
+
+
+class Numbered(Small):
+    """Trains a model whose layers have numbers."""
+
+    def __init__(self, first, **options):
+        super().__init__(**options)
+        self.first = first
+
+    def build(self):
+        layers = [keras.layers.Dense(4, name=f"dense_{self.first + i}") for i in range(2)]
+        self.model = keras.Sequential([keras.Input((8,)), *layers], name="net")
+        self.optimizer = keras.optimizers.SGD(0.1)
+
+
+def test_numbers_that_overlap_are_refused_with_the_names_of_both_sides(tmp_path):
+    trainer = Numbered(1, model_dir=str(tmp_path), **OPTIONS)
+    trainer.train(2)
+    begun = Numbered(2, init_from=trainer.model_dir, **OPTIONS)
+    message = "matched: .*dense_2/kernel, .*dense_3/kernel in this model, .*dense_1/kernel, .*dense_2/kernel"
+    with pytest.raises(ctl.CheckpointError, match=message) as raised:
+        begun.prepare()
+    assert raised.value.exit_code == 2
+    shifted = Numbered(8, init_from=trainer.model_dir, **OPTIONS)
+    shifted.prepare()
+    assert digest(shifted) == digest(trainer)
+
+
+def test_a_permanent_error_of_a_directory_listing_is_a_read_error(tmp_path, monkeypatch):
+    def fail(path):
+        raise OSError(errno.ENAMETOOLONG, "File name too long")
+
+    monkeypatch.setattr(warm_start, "_find_undamaged", fail)
+    with pytest.raises(ReadError, match="runs/a cannot be read: File name too long"):
+        warm_start.find_source("runs/a")
