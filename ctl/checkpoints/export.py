@@ -171,7 +171,7 @@ def export(
             if not can_rename:
                 paths.copy_tree(path, final, last=SAVED_MODEL_MARK)
             else:
-                Path(final).parent.mkdir(parents=True, exist_ok=True)
+                Path(final).parent.mkdir(exist_ok=True)  # in the directory of `temporary`
                 paths.replace(path, Path(final))
             exported.append(str(final))
     finally:

@@ -93,6 +93,30 @@ def test_a_weight_that_is_clipped_in_the_step_is_not_refused(two_replicas):
     assert actual["error"] == pytest.approx(expected["error"], rel=1e-4)
 
 
+def test_an_optimizer_applies_gradients_without_a_list_of_variables(two_replicas):
+    class Bare(Own):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                errors = tf.reduce_mean(tf.square(self.layer(x) - y[:, :1]), axis=-1)
+                loss = tf.reduce_mean(errors)
+            self.optimizer.apply(tape.gradient(loss, self.layer.trainable_weights))
+            self.metric.update_state(errors)
+            return {"error": self.metric.result()}
+
+    def make():
+        model = Bare(list, keras.metrics.Mean(name="error"))
+        model.compile(keras.optimizers.SGD(0.1))
+        model.optimizer.build(model.layer.trainable_weights)
+        return model
+
+    def fit(model, *data, **options):
+        return ctl.fit(model, *data, own_step="mean", **options)
+
+    expected, actual = fitted(make, keras.Model.fit), fitted(make, fit, two_replicas)
+    assert actual["error"] == pytest.approx(expected["error"], rel=1e-4)
+
+
 def test_a_mean_over_the_last_axis_in_an_own_step_is_not_refused(two_replicas):
     class MeanEntropy(Variable):
         def update_state(self, errors):

@@ -5,12 +5,23 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_models import PlainOptimizer, Small
+from small_models import PlainOptimizer, Small, examples
 
 
 class TwoSources(Small):
     def train_data_fn(self, context):
         return self.train_data(context)
+
+
+class OwnInput(Small):
+    train_data = None
+
+    def build(self):
+        super().build()
+        self.gradients = ctl.Gradients(on_nonfinite="rollback")
+
+    def train_data_fn(self, context):
+        return tf.data.Dataset.from_tensor_slices(examples()).repeat().batch(24)
 
 
 class Masked(Small):
@@ -49,6 +60,10 @@ CASES = {
         Small,
         {"config": ctl.Config(mode="train"), "callbacks": [ctl.EarlyStopping("loss", patience=1)]},
         "EarlyStopping requires evaluations, but there are none. --mode=train does not evaluate",
+    ),
+    "rollback of a worker's own data": (
+        OwnInput, {"checkpoints": ctl.MemoryCheckpoints()},
+        "rollback skips the data of the steps that it undoes, which train_data_fn cannot",
     ),
     "slots": (SecondOptimizer, {}, r"self\.second has no slots yet\. Call self\.second\.build\("),
     "mask in XLA": (Masked, {**TWO, "jit_compile": True}, r"adds up a count over replicas, which XLA"),
