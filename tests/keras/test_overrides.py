@@ -59,6 +59,26 @@ def test_an_override_prepares_the_data_as_in_keras(case, expected):
     )
 
 
+class Scales(keras.Sequential):
+    """A model that scales the data of an evaluation. Keras ignores this for data that `fit` has cached."""
+
+    uses_cache = True
+
+    def evaluate(self, x=None, y=None, **options):
+        options["_use_cached_eval_dataset"] &= self.uses_cache
+        return super().evaluate(3 * x, y, **options)
+
+
+@pytest.mark.parametrize("uses_cache", [False, True])
+def test_data_that_an_override_changes_are_evaluated_unless_keras_has_cached_them(uses_cache):
+    histories = []
+    for fit in (keras.Model.fit, ctl.fit):
+        model = compiled(Scales)
+        model.uses_cache = uses_cache
+        histories.append(fit(model, X, Y, validation_data=(X, Y), verbose=0, shuffle=False).history)
+    assert_close(*histories)
+
+
 def test_an_override_resumes_from_a_checkpoint(tmp_path, expected):
     def train(epochs):
         return ctl.fit(compiled(ReadsText), LINES, Y, 8, epochs, verbose=0, model_dir=tmp_path, seed=1)
