@@ -65,7 +65,7 @@ def open_train_data(
       seed: Seed of all random numbers.
       start_examples: Number of consumed examples.
       epochs: Number of epochs, possibly fractional. None: one pass over a dataset; arrays never end.
-      mode: Way to reach the position, one of `resume_position.MODES`.
+      mode: Way to reach the position, a value of `Config.data_position`.
       position: Saved iterator to continue with. None: start from `start_examples`.
       resumable: True if the run has checkpoints.
       batches_per_pass: Number of batches that an earlier run has counted in data of unknown length, or

@@ -29,7 +29,7 @@ class PythonBatches:
     Attributes:
       dataset: A pass over the batches. Each iteration over it is the next pass.
       num_batches: Number of batches of a pass. None: unknown, or infinite like the dataset.
-      mode: Way to reach a position, one of `resume_position.MODES`.
+      mode: Way to reach a position, a value of `Config.data_position`.
     """
 
     dataset: tf.data.Dataset

@@ -16,7 +16,6 @@ import tensorflow as tf
 from ctl.data import dataset_traits
 from ctl.errors import UsageError
 
-MODES = ("auto", "indexed", "skip", "iterator")
 MOST_PASSES = 2**40  # of a dataset with a saved iterator; the run ends before
 _log = logging.getLogger("ctl")
 
@@ -42,7 +41,7 @@ def _obstacles(dataset: tf.data.Dataset, traits: dataset_traits.Traits, resumabl
 
 
 def check_mode(mode: str, *, is_indexed: bool, is_per_worker: bool, own_mode: str = "") -> None:
-    """Raises UsageError for an unknown mode, or a mode that the data do not support.
+    """Raises UsageError for a mode that the data do not support.
 
     Args:
       mode: Value of `data_position`.
@@ -50,8 +49,6 @@ def check_mode(mode: str, *, is_indexed: bool, is_per_worker: bool, own_mode: st
       is_per_worker: True if each worker reads separate data.
       own_mode: Mode of batches that Python code reads.
     """
-    if mode not in MODES:
-        raise UsageError(f"data_position is {mode!r}; expected one of {', '.join(MODES)}.")
     if mode == own_mode:
         return
     if (mode == "indexed" and not is_indexed) or (mode in ("skip", "iterator") and is_indexed):

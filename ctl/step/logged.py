@@ -67,17 +67,11 @@ def split(
       The values to average by name, and pairs (sum, count) of the others by name.
 
     Raises:
-      UsageError: If a name is used twice, or a value belongs to an inner graph.
+      UsageError: If a name is used twice.
     """
-    graph = tf.compat.v1.get_default_graph()
-    for name, record in logged_values.items():
+    for name in logged_values:
         if name in scores:
             raise UsageError(f"the step returned {name!r} and logged it; choose another name for one.")
-        if record.value.graph is not graph:
-            raise UsageError(
-                f"log({name!r}) was called within a condition, a loop or a tf.function of the step, but "
-                "its tensors exist only there. Return the value from it, and call log() afterwards."
-            )
     means = {name: r.value for name, r in logged_values.items() if r.share is None}
     sums = {name: (r.value, r.share) for name, r in logged_values.items() if r.share is not None}
     return {**scores, **means}, sums

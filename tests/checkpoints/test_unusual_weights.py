@@ -44,7 +44,9 @@ def test_a_checkpoint_of_a_saver_is_matched_by_names_without_slots_and_step(tmp_
             tf.compat.v1.get_variable(f"{name}/Adam", initializer=np.zeros(shape, np.float32))
         tf.compat.v1.get_variable("global_step", initializer=np.int64(7))
         session.run(tf.compat.v1.global_variables_initializer())
-        path = tf.compat.v1.train.Saver().save(session, str(tmp_path / "model.ckpt"), write_meta_graph=False)
+        path = tf.compat.v1.train.Saver().save(
+            session, str(tmp_path / "model.ckpt"), write_meta_graph=False
+        )
     for actual, value in zip(prepared(path).model.get_weights(), expected, strict=True):
         np.testing.assert_array_equal(actual, value)
     [message] = [r.getMessage() for r in caplog.records if "--init_from" in r.getMessage()]
