@@ -66,7 +66,9 @@ class KerasCallbacks(Callback):
         self._plan, self._steps = plan, plan.steps
         self._per_batch = any(map(is_of_batches, self._given))
         self._steps_per_execution = int(getattr(model, "steps_per_execution", 1) or 1)
-        self.evaluation_batches = EvaluationBatches(model) if has_test_batches(self._given) else None
+        self.evaluation_batches = (
+            EvaluationBatches(model, self._begin_evaluation) if has_test_batches(self._given) else None
+        )
         self._list: Any = None
         self._open: int | None = None  # number of the epoch in progress
         self._batch = -1  # step of the batch in progress
@@ -93,10 +95,7 @@ class KerasCallbacks(Callback):
         """
         self._begin_train()
         if run == "eval":
-            is_planned = self._is_planned(step)
-            if self.evaluation_batches is not None:
-                self.evaluation_batches.begin(self._list if is_planned else None)
-            if is_planned:
+            if self._is_planned(step):
                 self._begin_test()
             return None
         epoch = self._plan.first + step // self._steps
@@ -187,6 +186,12 @@ class KerasCallbacks(Callback):
         if self._per_batch and self._batch != step:
             self._batch = step
             self._list.on_train_batch_begin(step % self._steps)
+
+    def _begin_evaluation(self) -> Any:
+        """Returns the callbacks of the batches of an evaluation, or None if it is not planned."""
+        if not self._is_testing and self._open is not None and self._plan.is_evaluated(self._open):
+            self._begin_test()  # the run was stopped within an epoch
+        return self._list if self._is_testing else None
 
     def _begin_test(self) -> None:
         self._is_testing = True

@@ -1,6 +1,6 @@
 """Calls of `on_test_batch_begin` and `on_test_batch_end` of Keras callbacks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ctl.training.evaluation_observer import EvaluationObserver
@@ -11,19 +11,20 @@ class EvaluationBatches(EvaluationObserver):
 
     Args:
       model: Model of the callbacks. If one of them sets `model.stop_evaluating`, the evaluation ends.
+      begin: Called before the first batch of each evaluation. Returns a `CallbackList`, or None to call no
+        callback.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, begin: Callable[[], Any]):
         super().__init__(int(getattr(model, "steps_per_execution", 1) or 1))
-        self._model, self._callbacks = model, None
-
-    def begin(self, callbacks: Any) -> None:
-        """Starts an evaluation. `callbacks` is a `CallbackList`, or None to call no callback."""
-        self._model.stop_evaluating = False
-        self._callbacks = callbacks
+        self._model, self._begin = model, begin
+        self._callbacks: Any = None
 
     def batch_begins(self, batch: int) -> None:
         """Calls `on_test_batch_begin`."""
+        if batch == 0:
+            self._model.stop_evaluating = False
+            self._callbacks = self._begin()
         if self._callbacks is not None:
             self._callbacks.on_test_batch_begin(batch)
 

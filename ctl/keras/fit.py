@@ -300,9 +300,7 @@ def evaluate(
         **_seeds(model),
     )  # fmt: skip
     if has_test_batches(caller.callbacks):
-        observer = EvaluationBatches(model)
-        trainer.observe_evaluations(observer)
-        observer.begin(caller)
+        trainer.observe_evaluations(EvaluationBatches(model, lambda: caller))
     caller.on_test_begin()
     with tensorflow_seed_kept():
         values = dict(trainer.evaluate())

@@ -51,6 +51,12 @@ class BatchCallRecorder(CallRecorder):
         self.record("batch ends", batch, logs=logs)
         self.model.stop_training |= len(self.calls) > 30
 
+    def on_test_batch_begin(self, batch, logs=None):
+        self.record("test batch begins", batch)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.record("test batch ends", batch, logs=logs)
+
 
 class StopsItself(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):

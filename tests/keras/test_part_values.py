@@ -6,7 +6,8 @@ from ctl.keras import part_values
 
 
 def test_each_call_has_new_random_numbers_and_changes_no_variable():
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5), keras.layers.BatchNormalization()])
+    layers = [keras.layers.Dropout(0.5), keras.layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((64,)), *layers])
     before = [variable.numpy() for variable in model.variables]
     outputs = [part_values.call_model(model, np.ones([2, 64], np.float32), training=True) for _ in range(3)]
     for i, output in enumerate(outputs):

@@ -52,7 +52,7 @@ def unfit():
 
 
 CASES = {
-    "no dataset of a worker": (OwnInput, examples, {}, "train_data_fn returned a tuple; expected a tf.data"),
+    "no dataset of a worker": (OwnInput, examples, {}, "train_data_fn returned a tuple; expected a tf"),
     "nothing, limited": (
         OwnInput, lambda: None, {"overfit_batches": 2}, "train_data_fn returned a NoneType; .*`return`"
     ),
@@ -118,7 +118,7 @@ STEPS = {
         lambda t, v: {"loss": t.average(v, mask=tf.ones([3, 2]))},
         r"values of shape \(24,\) and a mask of shape \(3, 2\); expected the same shape",
     ),
-    "three values": (lambda t, v: {"loss": (v, v, v)}, "returned 3 values as 'loss'; expected one, or the pair"),
+    "three values": (lambda t, v: {"loss": (v, v, v)}, "returned 3 values as 'loss'; expected one, or"),
     "log in a condition": (log_in_condition, r"log\('large'\) is called within a condition"),
 }  # fmt: skip
 
