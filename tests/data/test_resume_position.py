@@ -118,6 +118,14 @@ class Noisy(LeastSquares):
         return super().train_data(batch_size).map(lambda x, y: (x + tf.random.normal([3]), y))
 
 
+class Scaled(LeastSquares):
+    """Reads a variable in a map, which TensorFlow refuses to save."""
+
+    def train_data(self, batch_size):
+        scale = tf.Variable(2.0)
+        return super().train_data(batch_size).map(lambda x, y: (scale * x, y))
+
+
 class Nondeterministic(LeastSquares):
     def train_data(self, batch_size):
         options = tf.data.Options()
@@ -158,7 +166,7 @@ def test_a_pipeline_that_repeats_itself_is_not_named(caplog):
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("trainer_class", [FromGenerator, Noisy])
+@pytest.mark.parametrize("trainer_class", [FromGenerator, Noisy, Scaled])
 def test_an_iterator_that_cannot_be_saved_is_refused_before_a_step(trainer_class):
     trainer = with_mode("iterator", trainer_class)(strategy="default", global_batch_size=BATCH, writers=[])
     with pytest.raises(ctl.UsageError, match="cannot save its iterator.*'skip'"):

@@ -34,3 +34,16 @@ def test_the_history_is_that_of_keras(has_callbacks):
 def test_a_training_without_epochs_has_an_empty_history():
     history = ctl.fit(compiled_model(), X, Y, epochs=1, initial_epoch=1, verbose=0)
     assert (history.history, history.epoch) == ({}, [])
+
+
+def test_the_limits_of_keras_are_warned_of_and_apply(caplog):
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(3)
+    try:
+        history = ctl.fit(compiled_model(), X, Y, epochs=4, batch_size=8, verbose=0)
+    finally:
+        keras.config.set_max_epochs(None)
+        keras.config.set_max_steps_per_epoch(None)
+    assert (history.epoch, history.params["steps"]) == ([0, 1], 3)
+    assert "epochs=4 is limited to 2 by keras.config.set_max_epochs" in caplog.text
+    assert "limited to 3 steps by keras.config.set_max_steps_per_epoch" in caplog.text
