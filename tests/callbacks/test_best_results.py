@@ -119,3 +119,27 @@ def test_small_values_of_the_summary_have_significant_digits(capsys, tmp_path):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["best", "step", "8"] in lines and ["best", "eval", "loss", "0.0001834"] in lines
     assert ["eval", "loss", "0.0001834"] in lines and ["eval", "accuracy", "0.7"] in lines
+
+
+def test_a_stop_without_any_best_value_names_no_step():
+    callback = ctl.EarlyStopping("loss", patience=2)
+    decisions = [callback.on_metrics(step, {"loss": float("nan")}, "eval") for step in (1, 2, 3)]
+    stops = [decision for decision in decisions if decision is not None and decision.stop]
+    assert stops and stops[0].message == "eval loss has not improved for 2 evaluations"
+
+
+class LastOnly(ctl.MemoryCheckpoints):
+    """A manager of the user's own, which names a metric."""
+
+    best_metric = "accuracy"
+    is_better = ctl.CheckpointManager.is_better
+
+
+@pytest.mark.parametrize(
+    ("manager", "best_step"),
+    [(ctl.MemoryCheckpoints(keep=ctl.Keep(best="accuracy")), 4),
+     (ctl.MemoryCheckpoints(keep=ctl.Keep(best="loss")), 8), (LastOnly(), 4)],
+)  # fmt: skip
+def test_managers_without_files_compare_evaluations_too(manager, best_step):
+    result, _ = trained(8, checkpoints=manager)
+    assert result.best_step == best_step and result.best_metrics == metrics_at(best_step)

@@ -31,3 +31,11 @@ def test_a_directory_with_pattern_characters_has_an_alias_also_without_proc(tmp_
     monkeypatch.setattr(Path, "exists", lambda self: not is_hidden(self) and exists(self))
     with tensor_files.state_prefix(directory) as prefix:
         assert "[" not in prefix and Path(f"{prefix}.index").read_text() == "here"
+
+
+def test_a_checkpoint_is_deleted_although_an_earlier_deletion_of_its_step_was_interrupted(tmp_path):
+    for name in ("ckpt-3", "deleted-ckpt-3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.index").write_text("here")
+    commit.remove_checkpoint(tmp_path / "ckpt-3")
+    assert not list(tmp_path.iterdir())

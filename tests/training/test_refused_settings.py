@@ -102,6 +102,17 @@ def test_examples_without_arrays_are_refused():
         ctl.from_source([{}, {}], 2)
 
 
+class OneCallback(Small):
+    def build(self):
+        super().build()
+        self.callbacks = ctl.EarlyStopping("loss")
+
+
+def test_a_callback_without_a_list_in_build_is_refused():
+    with pytest.raises(ctl.UsageError, match=r"callbacks is .*EarlyStopping.*; expected a list"):
+        OneCallback(strategy="default", writers=[]).train(1)
+
+
 class Pair(Small):
     def build(self):
         super().build()
