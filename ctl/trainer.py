@@ -202,13 +202,13 @@ class Trainer(UserMethods):
         formats = names_in("export", export)
         resume_checks.check_no_other_job(self.model_dir, self.topology)
         prepared = self._prepare_trainer()
-        for attempt in recovery.attempts(prepared):  # the only one, unless workers join or leave
+        attempts = recovery.attempts(prepared)  # one, unless workers join or leave
+        while True:
             model_dir = self.model_dir if self.topology.is_chief else None
             lock = lease.hold_lease(model_dir, lambda: prepared.checkpointing.saved_step)
-            with attempt, prepared.peer_errors(), lock as held:
+            with next(attempts), prepared.peer_errors(), lock as held:
                 request = RunRequest(steps, epochs, formats, lambda f: self.export(*f), held)
                 return training_run.train(prepared, self._run_options, request)
-        raise AssertionError("the sequence of attempts has no end")
 
     def evaluate(self) -> Results:
         """Returns the means of `eval_step` over `eval_data`, equal on all workers, and array metrics."""

@@ -98,7 +98,6 @@ class Callback:
           values: Name -> mean.
           run: "train" for means of the steps since the last log, "eval" for those of an evaluation.
         """
-        return None
 
     def on_begin(self, step: int, run: str) -> Decision | None:
         """Called before an evaluation, and before the steps that follow a log, an evaluation or a save.
@@ -107,7 +106,6 @@ class Callback:
           step: Number of completed steps.
           run: "eval" before an evaluation. "train" before steps, also before the first one of a run.
         """
-        return None
 
     def before_training(self, trainer: Any, step: int) -> Decision | bool | None:
         """Called before the first step of a run.
@@ -116,7 +114,6 @@ class Callback:
           trainer: The trainer.
           step: Number of completed steps, more than 0 after a resume.
         """
-        return None
 
     def after_epoch(
         self, trainer: Any, epoch: int, step: int, means: Mapping[str, float]
@@ -129,7 +126,6 @@ class Callback:
           step: Number of completed steps.
           means: The newest logged means by name.
         """
-        return None
 
     def after_evaluation(
         self, trainer: Any, step: int, means: Mapping[str, float], metrics: Mapping[str, Any]
@@ -142,7 +138,6 @@ class Callback:
           means: Name -> mean of the evaluation.
           metrics: Keras metrics by name.
         """
-        return None
 
     @property
     def class_name(self) -> str:

@@ -238,8 +238,6 @@ def _read_errors(path: AnyPath) -> Iterator[None]:
     """Translates errors of readers within the block to CheckpointError, or ReadError for I/O errors."""
     try:
         yield
-    except (CheckpointError, UsageError):
-        raise
     except Exception as e:
         cause: Exception | None = e
         if isinstance(e, tf.errors.OpError):

@@ -199,9 +199,6 @@ def _read(value: Any) -> tf.Tensor | None:
     if hasattr(value, "slice_spec"):
         with tf.device(value.device):
             value = value.tensor
-    elif callable(value):
-        with tf.device(value.device):
-            value = value()
     if value is None:
         return None
     with tf.device("/device:CPU:0"):

@@ -70,8 +70,6 @@ def _models(state: TrackedState, attributes: Iterable[str]) -> Iterator[_Model]:
     values = tf.train.TrackableView.children(state.checkpoint)
     name_by_id = {id(variable): name for name, variable in state.variables.items()}
     for attribute in attributes:
-        if attribute not in values:
-            continue
         value = values[attribute]
         weights = [unwrap(variable) for variable in weights_of(value)]
         names = {id(v): name_by_id[id(v)] for v in weights if id(v) in name_by_id}

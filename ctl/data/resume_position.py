@@ -155,8 +155,6 @@ class SavedIterator:
 
     def capture(self) -> None:
         """Stores the current state in the variable, before a save."""
-        if self._iterator is None:
-            return
         with tempfile.TemporaryDirectory(prefix="ctl-iterator-") as directory:
             try:
                 tf.train.Checkpoint(iterator=self._iterator).write(f"{directory}/iterator")

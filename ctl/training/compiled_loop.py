@@ -181,10 +181,8 @@ class CompiledLoop:
         self._batches = None
 
     def graph_def(self) -> Any:
-        """Returns the graph of the step as a GraphDef, or None before the first call."""
-        for program in self._programs.values():
-            return program.graph.as_graph_def()
-        return None
+        """Returns the graph of the step as a GraphDef, after the first call."""
+        return next(iter(self._programs.values())).graph.as_graph_def()
 
     def _number(self, value: int) -> tf.Tensor:
         if value not in self._numbers:

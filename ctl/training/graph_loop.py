@@ -186,10 +186,8 @@ class StepLoop:
         self._bound = None, None
 
     def graph_def(self) -> Any:
-        """Returns the graph of the step as a GraphDef, or None before the first call."""
-        for function in self._functions.values():
-            return function.graph.as_graph_def()
-        return None
+        """Returns the graph of the step as a GraphDef, after the first call."""
+        return next(iter(self._functions.values())).graph.as_graph_def()
 
     def _length(self, steps: int) -> tf.Tensor:
         if steps not in self._lengths:

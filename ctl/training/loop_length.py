@@ -94,8 +94,7 @@ class Interval:
 
     def means_since(self, before: np.ndarray | None) -> dict[str, float]:
         """Returns means of the steps since `before = sums()`, after `fetch`, and current metrics."""
-        if self._fetched is None:
-            return {}
+        assert self._fetched is not None
         means = self._totals.means(self._fetched if before is None else self._fetched - before)
         return means | keras_metrics.metric_results(self._totals.metrics)[0]
 

@@ -26,6 +26,13 @@ def report(**facts):
 class Leaving(faulty.Evaluated if os.environ.get("EVALUATES") else faulty.Faulty):
     """A faulty job that reports its processes."""
 
+    def train_data(self, batch_size):
+        data = super().train_data(batch_size)
+        if "DATASET" not in os.environ:
+            return data
+        examples = tf.data.Dataset.from_tensor_slices(data.read_first(faulty.EXAMPLES))
+        return examples.repeat().batch(batch_size)
+
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch):
         report(traced=True)

@@ -51,6 +51,17 @@ def test_the_remaining_workers_continue_in_the_same_processes(start, unbroken, t
     assert sorted(traces) == sorted(set(traces))  # the traced functions are used again
 
 
+def test_batches_of_a_dataset_are_shared_exactly_by_the_remaining_workers(start, tmp_path):
+    alone = training.command(tmp_path / "alone", *FLAGS)
+    alone[1] = str(PROGRAMS / "leaving.py")
+    expected = processes.run(alone, env=environment(DATASET="1"), cwd=ROOT)
+    assert expected.returncode == 0, expected.stdout + expected.stderr
+    result, facts = start(tmp_path / "m", faults="kill@13:1", NEWCOMERS="wait", DATASET="1")
+    assert result.code == 0, result.output[-6000:]
+    check_is_exact(tmp_path / "m", tmp_path / "alone")
+    assert sizes_of(facts) == [3, 2]
+
+
 @pytest.mark.slow
 def test_three_chiefs_in_a_row_are_replaced_without_gaps_in_the_metrics(start, unbroken, tmp_path):
     faults = "kill@9:0 kill@19:0 kill@29:0"
