@@ -370,8 +370,6 @@ class Run:
 
 def _has_skipped_steps(loop: Loop, interval: Interval, all_reduce: HostAllReduce) -> bool:
     """Returns True if a step of the loop was skipped as not finite. Collective."""
-    if not loop.steps:
-        return False
     interval.fetch(all_reduce.sum)
     return interval.means_since(loop.before).get(SKIPPED, 0.0) > 0.0
 

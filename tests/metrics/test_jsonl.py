@@ -137,3 +137,10 @@ def test_a_file_that_cannot_be_written_is_an_error_with_its_name(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         JsonlWriter(tmp_path / "file" / "metrics.jsonl").write(1, {"loss": 1.0})
+
+
+def test_integers_and_truth_values_keep_their_types(tmp_path):
+    writer = JsonlWriter(tmp_path / "metrics.jsonl")
+    writer.write(1, {"count": 2**60 + 1, "is_full": True, "loss": 1})
+    row = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert (row["count"], row["is_full"], row["loss"]) == (2**60 + 1, True, 1) and row["is_full"] is True

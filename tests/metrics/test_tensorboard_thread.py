@@ -1,6 +1,8 @@
 """The thread that writes event files. It must not fail, delay or outlive the training."""
 
+import errno
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -82,6 +84,40 @@ def test_a_disk_that_hangs_delays_the_end_for_a_bounded_time(logs, warnings_logg
     writer.note(Ended(1, RunEnd.DONE))
     gate.set()
     assert ["not completely written" in message for message in warnings_logged()] == [True]
+
+
+def test_a_full_queue_of_a_disk_that_hangs_delays_the_end_for_a_bounded_time(
+    logs, warnings_logged, monkeypatch
+):
+    gate = threading.Event()
+    monkeypatch.setattr(TensorBoardLog, "scalars", lambda self, *args: gate.wait(TIMEOUT_SECS))
+    writer = TensorBoardWriter(logs, queue_size=1, close_timeout_secs=0.05)
+    for step in range(5):
+        writer.write(step, {"loss": 1.0})
+    writer.note(Ended(5, RunEnd.DONE))
+    gate.set()
+    assert "not completely written after 0.05 s" in warnings_logged()[-1]
+
+
+def test_entries_beyond_the_queue_are_dropped_while_writes_fail(logs, warnings_logged, monkeypatch):
+    scalars, is_failing = TensorBoardLog.scalars, threading.Event()
+    is_failing.set()
+
+    def failing(self, *args):
+        if is_failing.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        scalars(self, *args)
+
+    monkeypatch.setattr(TensorBoardLog, "scalars", failing)
+    writer = TensorBoardWriter(logs, queue_size=4, flush_every_secs=0.02)
+    for step in range(10):
+        writer.write(step, {"loss": 1.0})
+        wait_until(writer._queue.empty)
+    is_failing.clear()
+    wait_until(lambda: "written again" in warnings_logged()[-1], show=warnings_logged)
+    writer.note(Ended(10, RunEnd.DONE))
+    dropped = int(re.search(r"(\d+) entries were dropped", warnings_logged()[1])[1])
+    assert 5 <= dropped <= 6 and scalar_steps(logs / "train") == list(range(10 - dropped))
 
 
 def test_no_event_is_dropped_normally(logs, warnings_logged):
