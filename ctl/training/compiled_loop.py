@@ -5,6 +5,7 @@ error or print. Therefore the program returns reports of steps with values that 
 raised or printed after it. A step that ends the run is the last one of the program.
 """
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +49,7 @@ class CompiledLoop:
         self._programs: dict[int, Any] = {}  # by batch size
         self._traced_for: tuple = ((), ())  # functions of the data, trained variables
         self._batches: Batches | None = None  # for which the programs were created or checked
-        self._numbers: dict[int, tf.Tensor] = {}
+        self._number = functools.lru_cache(maxsize=1000)(lambda value: tf.constant(value, tf.int64))
         self.has_run = False
         self.totals, self.reducer = step.totals, step.reducer
         self._device = device_of(strategy) or devices.best_device()
@@ -183,13 +184,6 @@ class CompiledLoop:
     def graph_def(self) -> Any:
         """Returns the graph of the step as a GraphDef, after the first call."""
         return next(iter(self._programs.values())).graph.as_graph_def()
-
-    def _number(self, value: int) -> tf.Tensor:
-        if value not in self._numbers:
-            if len(self._numbers) > 1000:
-                self._numbers.clear()
-            self._numbers[value] = tf.constant(value, tf.int64)
-        return self._numbers[value]
 
 
 def _rows(window: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:

@@ -98,7 +98,8 @@ class StepLoop:
         self.has_run = False
         self._replica: Any = None  # function of one replica, while it is traced
         self._bound: tuple = (None, None)  # batches of the newest call, function with their iterator
-        self._lengths: dict[int, tf.Tensor] = {}
+        # automatic lengths vary without end
+        self._length = functools.lru_cache(maxsize=100)(lambda steps: tf.constant(steps, tf.int64))
         self.totals, self.reducer = step.totals, step.reducer
 
     def pacing(self) -> SynchronousPacing:
@@ -188,13 +189,6 @@ class StepLoop:
     def graph_def(self) -> Any:
         """Returns the graph of the step as a GraphDef, after the first call."""
         return next(iter(self._functions.values())).graph.as_graph_def()
-
-    def _length(self, steps: int) -> tf.Tensor:
-        if steps not in self._lengths:
-            if len(self._lengths) > 100:  # automatic lengths vary without end
-                self._lengths.clear()
-            self._lengths[steps] = tf.constant(steps, tf.int64)
-        return self._lengths[steps]
 
     def _run_one(self, iterator_spec: Any, *arguments: Any) -> Any:
         *handles, packed = arguments

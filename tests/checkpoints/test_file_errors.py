@@ -1,14 +1,16 @@
 """Errors of the file system: while checkpoints are cleaned up, and while another process deletes them."""
 
 import errno
+import itertools
 import threading
 
 import ctl
 import pytest
-from ctl.checkpoints import commit, watched
-from ctl.checkpoints.snapshot import write_with_tensorflow
+import tensorflow as tf
+from ctl.checkpoints import commit, restoring, tensor_files, warm_start, watched
+from ctl.checkpoints.snapshot import restore_state, write_with_tensorflow
 from ctl.checkpoints.watched import UnusableCheckpoint, WatchedCheckpoints
-from ctl.errors import CheckpointError, ReadError, SaveError
+from ctl.errors import CheckpointError, ReadError, SaveError, UsageError
 from ctl.io import paths
 from small_models import Small
 
@@ -170,3 +172,46 @@ def test_a_background_save_without_a_thread_is_written_at_once(save, tmp_path, m
     monkeypatch.setattr(threading.Thread, "start", refuse)
     save(1, manager)
     assert (tmp_path / "ckpt-1").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (tf.errors.NotFoundError(None, None, "no such file"), FileNotFoundError),
+        (tf.errors.UnavailableError(None, None, "Failed to get matching files"), OSError),
+        (tf.errors.InvalidArgumentError(None, None, "another shape"), None),
+    ],
+)
+def test_errors_of_tensorflow_that_come_from_files_are_errors_of_files(error, expected):
+    result = tensor_files.file_error(error)
+    assert result is None if expected is None else type(result) is expected
+
+
+def test_a_checkpoint_of_another_model_cannot_be_restored(tmp_path, state, save):
+    save(1, make_manager(tmp_path))
+    other = Small(framework="module", writers=[])
+    other.prepare()
+    with pytest.raises(CheckpointError, match="The checkpoint .*ckpt-1 cannot be restored") as raised:
+        restore_state(other._prepared_trainer.state, tmp_path / "ckpt-1", {})
+    assert not isinstance(raised.value, ReadError)
+
+
+def test_a_missing_directory_is_a_read_error_and_has_no_newest_step(tmp_path, state):
+    with pytest.raises(ReadError, match="none/ckpt-1 cannot be read"):
+        restore_state(state, tmp_path / "none" / "ckpt-1", {})
+    restoring.check_newest_is_visible(tmp_path / "none", [-1])
+    with pytest.raises(UsageError, match="The chief finds no checkpoint in .*: worker 1 at step 4"):
+        restoring.check_newest_is_visible(
+            tmp_path / "none", [-1, 4], clock=itertools.count(0, 1000).__next__, sleep=lambda secs: None
+        )
+
+
+def test_tensors_that_tensorflow_refuses_to_read_are_damage(tmp_path, state, save, monkeypatch):
+    save(1, make_manager(tmp_path))
+
+    def fail(prefix):
+        raise tf.errors.InvalidArgumentError(None, None, "another format")
+
+    monkeypatch.setattr(tf.train, "load_checkpoint", fail)
+    with pytest.raises(CheckpointError, match="--init_from .*ckpt-1 cannot be read: another format"):
+        warm_start.load_initial_values(str(tmp_path / "ckpt-1"), state, ["model"])

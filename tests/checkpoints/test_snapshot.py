@@ -15,6 +15,7 @@ from conftest import TIMEOUT_SECS, some_of
 from ctl.checkpoints import commit, saving, snapshot
 from ctl.errors import SaveError
 from small_models import Small, every_step
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 from test_checkpoints import Measured, assert_same, fill, manifest, prepared, state, values
 
 
@@ -267,3 +268,16 @@ def test_saves_in_the_background_do_not_change_a_run(tmp_path):
         manager.restore(trainer._prepared_trainer.state, step=4)
         digests.append(values(trainer))
     assert_same(*digests)
+
+
+def test_a_variable_without_a_value_is_left_out_as_by_tensorflow(tmp_path):
+    trainer = prepared()
+    trainer_state = state(trainer)
+    holder = tf.Module()
+    holder.filled, holder.empty = tf.Variable(3.0), UninitializedVariable(shape=[], dtype=tf.float32)
+    checkpoint = tf.train.Checkpoint(holder=holder)
+    other = SimpleNamespace(checkpoint=checkpoint, variables={}, topology=trainer_state.topology)
+    snapshot.SnapshotReader().take(other, keep=True, copy=True).write(f"{tmp_path}/ours/state")
+    checkpoint.write(f"{tmp_path}/theirs/state")
+    shapes = [tf.train.load_checkpoint(f"{tmp_path}/{d}/state").get_variable_to_shape_map() for d in ("ours", "theirs")]
+    assert shapes[0] == shapes[1] and len(shapes[0]) == 2

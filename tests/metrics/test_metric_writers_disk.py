@@ -1,5 +1,6 @@
 """Metric writers on a full disk: lines of metrics.jsonl and events of TensorBoard are written later."""
 
+import errno
 import json
 import logging
 
@@ -83,6 +84,23 @@ def test_an_error_of_the_last_event_is_detected(tmp_path, monkeypatch):
             folder.flush()
     folder.close()
     assert [event.step for event in raw_events(tmp_path) if not event.file_version] == [1, 2]
+
+
+def test_all_events_are_written_again_if_the_file_is_lost_with_an_error(tmp_path, monkeypatch):
+    folder = EventFolder(tmp_path)
+    folder.add(1.0, 1)
+
+    def lose(*arguments):
+        for path in folder.files():
+            path.unlink()
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", lose)
+        with pytest.raises(OSError, match="Stale file handle"):
+            folder.flush()
+    folder.close()
+    assert [event.step for event in raw_events(tmp_path) if not event.file_version] == [1]
 
 
 def test_lines_that_a_full_disk_never_takes_are_lost_with_a_warning(small_disk, caplog, monkeypatch):

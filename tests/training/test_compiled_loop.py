@@ -9,6 +9,9 @@ import pytest
 import tensorflow as tf
 from conftest import some_of
 from ctl.profiling import profile_report, step_profiler
+from ctl.step import replica_step
+from ctl.training import compiled_loop
+from small_models import Small
 
 EXAMPLES, BATCH = 22, 4
 
@@ -212,6 +215,38 @@ def test_a_step_that_is_not_finite_is_skipped_or_rolled_back_as_in_an_uncompiled
     assert means[1] == pytest.approx(means[0], rel=1e-5)
     assert log_lines[0] == log_lines[1]
     assert any("is skipped: loss or gradient is not finite" in line for line in log_lines[1])
+
+
+def test_skipped_steps_beyond_the_reports_are_counted(monkeypatch, capfd, caplog):
+    monkeypatch.setattr(compiled_loop, "_MAX_REPORTS", 2)
+
+    class AllBad(Follower):
+        def train_data(self, batch_size):
+            return ctl.from_arrays((examples()["x"] * np.float32("nan"), np.arange(EXAMPLES)), batch_size)
+
+    trainer = follower("loop", AllBad, on_nonfinite="skip", steps_per_loop=4)
+    trainer.train(4)
+    assert trainer.step == 4 and capfd.readouterr().err.count("is skipped: loss or gradient") == 2
+    assert "2 more of these 4 steps were skipped" in caplog.text
+
+
+class Freezes(Small):
+    """A model whose first layer is frozen after two steps."""
+
+    def after_loop(self, step, means):
+        self.model.layers[0].trainable = step < 2
+
+
+def test_a_layer_that_is_frozen_between_loops_is_not_trained_any_more(caplog):
+    caplog.set_level("INFO", "ctl")
+    trained = {}
+    for jit_compile in ("off", "loop"):
+        trainer = Freezes(strategy="default", writers=[], steps_per_loop=2, jit_compile=jit_compile)
+        trainer.train(6)
+        trained[jit_compile] = trainer.model.get_weights()
+    for expected, actual in zip(trained["off"], trained["loop"], strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+    assert caplog.messages.count(replica_step.RETRACE_MESSAGE) == 2
 
 
 class OneBad(Follower):
