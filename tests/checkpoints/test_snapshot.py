@@ -279,5 +279,6 @@ def test_a_variable_without_a_value_is_left_out_as_by_tensorflow(tmp_path):
     other = SimpleNamespace(checkpoint=checkpoint, variables={}, topology=trainer_state.topology)
     snapshot.SnapshotReader().take(other, keep=True, copy=True).write(f"{tmp_path}/ours/state")
     checkpoint.write(f"{tmp_path}/theirs/state")
-    shapes = [tf.train.load_checkpoint(f"{tmp_path}/{d}/state").get_variable_to_shape_map() for d in ("ours", "theirs")]
-    assert shapes[0] == shapes[1] and len(shapes[0]) == 2
+    readers = [tf.train.load_checkpoint(f"{tmp_path}/{name}/state") for name in ("ours", "theirs")]
+    ours, theirs = (reader.get_variable_to_shape_map() for reader in readers)
+    assert ours == theirs and len(ours) == 2

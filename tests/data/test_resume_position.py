@@ -238,3 +238,37 @@ def test_data_in_any_order_are_refused_on_several_workers(trainer_class):
     with pytest.raises(ctl.UsageError, match="may come in any order .*deterministic=False.* 2 workers"):
         sharding.check_can_be_shared(data, "train_data", topology)
     sharding.check_can_be_shared(ctl.shard(data, "off"), "train_data", topology)
+
+
+class Filtered(LeastSquares):
+    """Reads a finite dataset of unknown length."""
+
+    def train_data(self, batch_size):
+        data = tf.data.Dataset.from_tensor_slices(examples())
+        return data.filter(lambda x, y: x[0] > 0.0).batch(batch_size, drop_remainder=True)
+
+
+def test_the_iterator_of_a_dataset_of_unknown_length_continues_in_the_next_pass(tmp_path):
+    def trainer(directory):
+        return with_mode("iterator", Filtered)(
+            strategy="default", global_batch_size=BATCH, writers=[], model_dir=str(tmp_path / directory)
+        )
+
+    whole = trainer("a")
+    whole.train(epochs=2)
+    one_pass = Filtered(strategy="default", global_batch_size=BATCH, writers=[])
+    one_pass.train(epochs=1)
+    assert whole.step == 2 * one_pass.step > 2
+
+    class Stops(ctl.NullCallback):
+        def on_metrics(self, step, values, run):
+            return ctl.Decision(stop=True) if step == one_pass.step + 1 else None
+
+    for callbacks in ([Stops()], []):
+        part = trainer("b")
+        part.callbacks = callbacks
+        part.intervals = ctl.Intervals(steps_per_loop=1, log=ctl.Every(steps=1))
+        part.train(epochs=2)
+    assert part.step == whole.step
+    for actual, expected in zip(part.model.variables, whole.model.variables, strict=True):
+        np.testing.assert_array_equal(actual, expected)

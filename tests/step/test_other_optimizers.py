@@ -44,7 +44,8 @@ def test_other_optimizers_make_the_same_steps_on_two_replicas(framework, make_op
 def test_slots_of_a_legacy_optimizer_are_restored(tmp_path):
     def trainer(directory):
         changed = with_optimizer(lambda: tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9))
-        return changed(framework="tf_keras", strategy="default", model_dir=str(tmp_path / directory), writers=[])
+        model_dir = str(tmp_path / directory)
+        return changed(framework="tf_keras", strategy="default", model_dir=model_dir, writers=[])
 
     whole, parts = trainer("a"), [trainer("b"), trainer("b")]
     whole.train(4)
@@ -81,7 +82,8 @@ def test_masks_and_weights_have_the_means_of_keras_on_two_replicas(reduction, ha
     for fit, scope in ((keras.Model.fit, None), (ctl.fit, two_replicas)):
         with (scope or tf.distribute.get_strategy()).scope():
             model = sequence_model(reduction)
-        history = fit(model, x, y, sample_weight=sample_weight, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        options = {"sample_weight": sample_weight, "batch_size": 8, "epochs": 2, "shuffle": False}
+        history = fit(model, x, y, verbose=0, **options)
         results.append((history.history["loss"], model.get_weights()))
     np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-4)
     for actual, value in zip(results[1][1], results[0][1], strict=True):

@@ -9,6 +9,7 @@ from conftest import some_of
 from ctl.checkpoints import commit
 from ctl.checkpoints.chief_only import ChiefOnlyCheckpoints
 from ctl.checkpoints.retention import Keep
+from ctl.training.evaluation_observer import EvaluationObserver
 from small_models import Small, every_step, examples
 
 ERRORS = tf.errors.UnavailableError, tf.errors.AbortedError
@@ -190,3 +191,14 @@ def test_a_failed_evaluation_at_the_end_is_repeated_without_callbacks(tmp_path):
     trainer.train(4)
     assert calls[1:] == ["evaluate", "amend 3", "save 4", "evaluate", "amend 4"]
     assert [step for run, step, _ in callback.seen if run == "eval"] == [4]
+
+
+def test_an_observer_without_methods_does_not_change_an_evaluation():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    plain, observed = (
+        ctl.KerasTrainer(model, train=None, validation=examples(), global_batch_size=8, writers=[])
+        for _ in range(2)
+    )
+    observed.observe_evaluations(EvaluationObserver(2))
+    assert observed.evaluate() == pytest.approx(plain.evaluate(), rel=1e-6)

@@ -5,7 +5,8 @@ import os
 
 import ctl
 import pytest
-from ctl.checkpoints import saving
+from ctl.checkpoints import commit, saving
+from ctl.errors import StorageError
 from ctl.io import paths
 from ctl.metrics.console_text import run_footer, run_header
 from ctl.metrics.jsonl import JsonlWriter
@@ -126,3 +127,14 @@ def test_dir_lists_public_names_only():
     import ctl.hvd
 
     assert {*dir(ctl)} == {*ctl.__all__, "hvd", "testing"} and {*dir(ctl.hvd)} == {*ctl.hvd.__all__}
+
+
+def test_a_full_disk_whose_checkpoints_cannot_be_listed_is_to_be_retried(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("ctl.io.paths.time.sleep", lambda secs: None)
+    monkeypatch.setattr(paths, "probe", fail)
+    monkeypatch.setattr(commit, "list_checkpoints", fail)
+    with pytest.raises(StorageError, match="cannot be written: No space left on device. Free some"):
+        Small(strategy="default", writers=[], model_dir=str(tmp_path)).train(1)

@@ -95,3 +95,21 @@ def test_the_commit_is_found_by_a_process_with_many_open_files(program, many_ope
     git(program.parent, "add", "train.py")
     git(program.parent, "commit", "-q", "-m", "first")
     assert len(run_metadata._origin(HPARAMS)["git_commit"]) == 40
+
+
+def test_a_repository_that_does_not_answer_delays_no_run(program, tmp_path, monkeypatch):
+    (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(run_metadata, "_GIT_SECS", 0.1)
+    assert "git_commit" not in run_metadata._origin(HPARAMS)
+
+
+def test_the_command_of_tensorboard_is_a_path_if_it_is_not_on_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    assert run_metadata._tensorboard() == f"{tmp_path}/bin/python -m tensorboard.main"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tensorboard").write_text("")
+    assert run_metadata._tensorboard() == "bin/tensorboard"

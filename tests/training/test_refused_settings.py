@@ -1,10 +1,15 @@
 """Settings and methods that cannot work together: an error before the first step."""
 
+import inspect
+import types
+
 import ctl
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ctl.distribute.topology import Topology
+from ctl.training import input_pipeline, resume_checks
 from small_models import PlainOptimizer, Small, examples
 
 
@@ -136,3 +141,43 @@ def test_a_dictionary_of_models_is_refused():
 def test_predict_refuses_a_model_that_cannot_be_called():
     with pytest.raises(ctl.UsageError, match=r"predict\(\) calls self\.model, which is <.*Module"):
         Uncallable(strategy="default", writers=[]).predict(np.ones([2, 8], np.float32))
+
+
+class MadeOutside(Small):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.made_outside = keras.optimizers.SGD(0.1)
+
+    def build(self):
+        super().build()
+        self.optimizer = self.made_outside
+
+
+def test_an_optimizer_that_was_made_in_init_is_refused_on_two_replicas(two_replicas):
+    with pytest.raises(ctl.UsageError, match=r"self\.\w+ was made outside the strategy's scope"):
+        MadeOutside(strategy=two_replicas, writers=[]).train(1)
+
+
+def test_what_asynchronous_workers_cannot_do_is_refused(monkeypatch):
+    trainer = OwnInput(strategy="default", writers=[])
+    trainer.prepare()
+    prepared = trainer._prepared_trainer
+    monkeypatch.setattr(type(prepared.world), "is_asynchronous", True)
+    with pytest.raises(ctl.UsageError, match="workers of parameter servers are asynchronous. Write trai"):
+        input_pipeline.open_train_batches(prepared, 1, None)
+    with pytest.raises(ctl.UsageError, match="rollback needs synchronous workers"):
+        resume_checks.check_can_roll_back(prepared.world, prepared.task)
+
+
+@pytest.mark.parametrize("other", [3, 4])
+def test_workers_that_have_restored_different_steps_are_refused(other):
+    all_reduce = types.SimpleNamespace(num_workers=2, sum=lambda values: values + np.array([0, other, 0]))
+    if other == 4:
+        resume_checks.check_equal_steps(all_reduce, Topology(), 4)
+        return
+    with pytest.raises(ctl.UsageError, match="checkpoint at step 4, worker 1 at step 3; expected the same"):
+        resume_checks.check_equal_steps(all_reduce, Topology(), 4)
+
+
+def test_the_attributes_of_the_class_can_be_listed():
+    assert {"config", "train", "model_dir"} <= {name for name, _ in inspect.getmembers(ctl.Trainer)}

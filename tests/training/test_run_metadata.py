@@ -146,3 +146,14 @@ def test_each_loop_that_compiles_is_announced_before_its_progress():
     kinds = [e.step if isinstance(e, Progressed) else type(e).__name__ for e in order]
     assert kinds == ["Started", "Traced", 1, 2, 3, "Traced", 4, 5, 6, "Started", 7, 8]
     assert [e.compiles for e in order if isinstance(e, Started)] == [True, False]
+
+
+def test_a_learning_rate_that_a_function_returns_is_logged():
+    class WithFunction(Small):
+        def build(self):
+            super().build()
+            self.optimizer = keras.optimizers.SGD(lambda: 0.25)
+
+    writer = ctl.MemoryWriter()
+    WithFunction(strategy="default", writers=[writer], intervals=every_step()).train(1)
+    assert writer.rows[0][2]["learning_rate"] == 0.25

@@ -1,4 +1,4 @@
-"""Settings of two workers: refusals on all of them at once, and results that a single worker cannot have."""
+"""Settings of two workers: refusals on all of them, and results that a single worker cannot have."""
 
 import pytest
 
