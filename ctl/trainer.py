@@ -204,9 +204,10 @@ class Trainer(UserMethods):
         prepared = self._prepare_trainer()
         attempts = recovery.attempts(prepared)  # one, unless workers join or leave
         while True:
+            attempt = next(attempts)  # may change the topology
             model_dir = self.model_dir if self.topology.is_chief else None
             lock = lease.hold_lease(model_dir, lambda: prepared.checkpointing.saved_step)
-            with next(attempts), prepared.peer_errors(), lock as held:
+            with attempt, prepared.peer_errors(), lock as held:
                 request = RunRequest(steps, epochs, formats, lambda f: self.export(*f), held)
                 return training_run.train(prepared, self._run_options, request)
 
