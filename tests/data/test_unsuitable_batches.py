@@ -28,7 +28,7 @@ class Given(keras.utils.PyDataset):
         return batch
 
 
-def ones(*shape):
+def filled(*shape):
     return np.ones(shape, np.float32)
 
 
@@ -39,31 +39,31 @@ def compiled():
 
 
 def test_a_batch_of_another_size_is_refused_by_a_source_of_examples():
-    source = ctl.from_source(Given([ones(4, 3), ones(2, 3), ones(4, 3)]), 4)
+    source = ctl.from_source(Given([filled(4, 3), filled(2, 3), filled(4, 3)]), 4)
     with pytest.raises(ctl.UsageError, match="batch 1 of a Given has 2 rows; expected 4 as in batch 0"):
         source.read_first(6)
 
 
 def test_a_batch_that_could_not_be_read_is_read_again():
-    data = Given([ones(2, 3), OSError("not yet"), ones(2, 3)])
+    data = Given([filled(2, 3), OSError("not yet"), filled(2, 3)])
     rows = python_batches.RowsOfPyDataset(data, num_kept=2)
     for _ in range(2):
         with pytest.raises(OSError, match="not yet"):
             rows[2]
-    data.batches[1] = 2 * ones(2, 3)
+    data.batches[1] = 2 * filled(2, 3)
     np.testing.assert_array_equal(rows[2], [2, 2, 2])
 
 
 def test_validation_data_without_a_length_need_a_number_of_steps():
-    batches, model = Given([(ones(4, 3), ones(4, 1))] * 3, "unknown"), compiled()
+    batches, model = Given([(filled(4, 3), filled(4, 1))] * 3, "unknown"), compiled()
     with pytest.raises(ctl.UsageError, match="the validation data, a Given, have no length; give val"):
-        ctl.fit(model, ones(8, 3), ones(8, 1), validation_data=batches, verbose=0)
+        ctl.fit(model, filled(8, 3), filled(8, 1), validation_data=batches, verbose=0)
 
 
 def test_validation_steps_limit_a_py_dataset():
-    batches = Given([(ones(4, 3), i * ones(4, 1)) for i in (1, 1, 9)])
+    batches = Given([(filled(4, 3), i * filled(4, 1)) for i in (1, 1, 9)])
     histories = [
-        fit(compiled_with_zeros(), ones(8, 3), ones(8, 1), validation_data=batches, validation_steps=2,
+        fit(compiled_with_zeros(), filled(8, 3), filled(8, 1), validation_data=batches, validation_steps=2,
             verbose=0).history
         for fit in (keras.Model.fit, ctl.fit)
     ]  # fmt: skip
@@ -79,8 +79,11 @@ def compiled_with_zeros():
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ([(ones(4, 3), ones(4, 1)), (ones(4, 3, 1), ones(4, 1))], "expected the same number of axes"),
-        ([((ones(4, 3), ones(4, 3)),)] * 2, "a tuple of inputs without targets; expected a dictionary"),
+        (
+            [(filled(4, 3), filled(4, 1)), (filled(4, 3, 1), filled(4, 1))],
+            "expected the same number of axes",
+        ),
+        ([((filled(4, 3), filled(4, 3)),)] * 2, "a tuple of inputs without targets; expected a dictionary"),
     ],
 )
 def test_batches_of_another_structure_are_refused(batches, message):
@@ -90,7 +93,7 @@ def test_batches_of_another_structure_are_refused(batches, message):
 
 def test_ragged_batches_are_read():
     ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
-    dataset = python_batches.training_batches(Given([(ragged, ones(2, 1))]), epochs=1, steps=1, seed=None)
+    dataset = python_batches.training_batches(Given([(ragged, filled(2, 1))]), epochs=1, steps=1, seed=None)
     x, _ = next(iter(dataset))
     assert isinstance(x, tf.RaggedTensor) and x.to_list() == [[1.0], [2.0, 3.0]]
 
@@ -120,10 +123,10 @@ def test_a_pipeline_whose_operations_cannot_be_read_has_no_known_traits(monkeypa
 
 def test_a_loader_of_torch_is_read_as_batches():
     class DataLoader:
-        """Stands for `torch.utils.data.DataLoader`."""
+        """A class with the name and the module of the loader of PyTorch."""
 
         def __iter__(self):
-            return iter([(ones(4, 3), ones(4, 1))] * 2)
+            return iter([(filled(4, 3), filled(4, 1))] * 2)
 
     DataLoader.__module__ = "torch.utils.data.dataloader"
     history = ctl.fit(compiled(), DataLoader(), verbose=0)

@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from small_models import Small, every_step, weights
-
-NO_SAVE = dict(writers=[], intervals=every_step(log=ctl.Every()))
-
-
-def with_optimizer(make_optimizer):
-    class Changed(Small):
-        def build(self):
-            super().build()
-            self.optimizer = make_optimizer()
-
-    return Changed
+from small_models import Small, weights
+from test_gradients import NO_SAVE, with_optimizer
 
 
 class Descent(tf.Module):
@@ -47,11 +37,11 @@ def test_slots_of_a_legacy_optimizer_are_restored(tmp_path):
         model_dir = str(tmp_path / directory)
         return changed(framework="tf_keras", strategy="default", model_dir=model_dir, writers=[])
 
-    whole, parts = trainer("a"), [trainer("b"), trainer("b")]
-    whole.train(4)
+    unbroken, parts = trainer("a"), [trainer("b"), trainer("b")]
+    unbroken.train(4)
     parts[0].train(2)
     parts[1].train(4)
-    for actual, value in zip(weights(parts[1]), weights(whole), strict=True):
+    for actual, value in zip(weights(parts[1]), weights(unbroken), strict=True):
         np.testing.assert_array_equal(actual, value)
 
 

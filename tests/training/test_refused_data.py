@@ -1,4 +1,4 @@
-"""Mistakes in the data and in the values of a step: an error that says what is expected, before a step."""
+"""Unsuitable data and values of a step are refused, with the expected ones, before the first step."""
 
 import ctl
 import keras
