@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from conftest import some_of
 from small_models import Small, weights
 from test_gradients import NO_SAVE, with_optimizer
 
@@ -62,7 +63,7 @@ def sequence_model(reduction):
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight", "sum"])
-@pytest.mark.parametrize("has_weights", [True, False])
+@pytest.mark.parametrize("has_weights", some_of([True, False], True))
 def test_masks_and_weights_have_the_means_of_keras_on_two_replicas(reduction, has_weights, two_replicas):
     generator = np.random.default_rng(1)
     x = generator.integers(0, 7, (24, 5))  # 0 is masked
