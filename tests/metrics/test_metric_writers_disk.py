@@ -86,9 +86,11 @@ def test_an_error_of_the_last_event_is_detected(tmp_path, monkeypatch):
     assert [event.step for event in raw_events(tmp_path) if not event.file_version] == [1, 2]
 
 
-def test_all_events_are_written_again_if_the_file_is_lost_with_an_error(tmp_path, monkeypatch):
+def test_pending_events_are_written_again_if_the_file_is_lost_with_an_error(tmp_path, monkeypatch):
     folder = EventFolder(tmp_path)
     folder.add(1.0, 1)
+    folder.flush()
+    folder.add(1.0, 2)
 
     def lose(*arguments):
         for path in folder.files():
@@ -100,7 +102,7 @@ def test_all_events_are_written_again_if_the_file_is_lost_with_an_error(tmp_path
         with pytest.raises(OSError, match="Stale file handle"):
             folder.flush()
     folder.close()
-    assert [event.step for event in raw_events(tmp_path) if not event.file_version] == [1]
+    assert [event.step for event in raw_events(tmp_path) if not event.file_version] == [2]
 
 
 def test_lines_that_a_full_disk_never_takes_are_lost_with_a_warning(small_disk, caplog, monkeypatch):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import some_of
+from ctl.metrics.protocol import Traced
 from ctl.profiling import profile_report, step_profiler
 from ctl.step import replica_step
 from ctl.training import compiled_loop
@@ -230,6 +231,13 @@ def test_skipped_steps_beyond_the_reports_are_counted(monkeypatch, capfd, caplog
     assert "2 more of these 4 steps were skipped" in caplog.text
 
 
+class CountsTraces(ctl.NullWriter):
+    num_traces = 0
+
+    def note(self, event):
+        self.num_traces += isinstance(event, Traced)
+
+
 class Freezes(Small):
     """A model whose first layer is frozen after two steps."""
 
@@ -241,8 +249,10 @@ def test_a_layer_that_is_frozen_between_loops_is_not_trained_any_more(caplog):
     caplog.set_level("INFO", "ctl")
     trained = {}
     for jit_compile in ("off", "loop"):
-        trainer = Freezes(strategy="default", writers=[], steps_per_loop=2, jit_compile=jit_compile)
+        writer = CountsTraces()
+        trainer = Freezes(strategy="default", writers=[writer], steps_per_loop=2, jit_compile=jit_compile)
         trainer.train(6)
+        assert writer.num_traces == 2  # the second loop is known to compile, which may take long
         trained[jit_compile] = trainer.model.get_weights()
     for expected, actual in zip(trained["off"], trained["loop"], strict=True):
         np.testing.assert_allclose(actual, expected, atol=1e-5)
