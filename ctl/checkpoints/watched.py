@@ -116,8 +116,6 @@ class WatchedCheckpoints(CheckpointManager):
     def _list_names(self) -> list[str]:
         try:
             steps = paths.call_with_retries(lambda: commit.list_steps(self.directory))
-        except FileNotFoundError:
-            return []
         except OSError as e:
             raise _as_read_error(self.directory, e) from e
         return [f"ckpt-{step}" for step in steps]

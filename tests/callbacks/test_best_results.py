@@ -131,14 +131,19 @@ def test_a_stop_without_any_best_value_names_no_step():
 class LastOnly(ctl.MemoryCheckpoints):
     """A manager of the user's own, which names a metric."""
 
-    best_metric = "accuracy"
     is_better = ctl.CheckpointManager.is_better
+    best_metric = ""
+
+    def __init__(self, metric):
+        super().__init__()
+        self.best_metric = metric
 
 
 @pytest.mark.parametrize(
     ("manager", "best_step"),
     [(ctl.MemoryCheckpoints(keep=ctl.Keep(best="accuracy")), 4),
-     (ctl.MemoryCheckpoints(keep=ctl.Keep(best="loss")), 8), (LastOnly(), 4)],
+     (ctl.MemoryCheckpoints(keep=ctl.Keep(best="loss")), 8), (LastOnly("accuracy"), 4),
+     (LastOnly("loss"), 8)],
 )  # fmt: skip
 def test_managers_without_files_compare_evaluations_too(manager, best_step):
     result, _ = trained(8, checkpoints=manager)

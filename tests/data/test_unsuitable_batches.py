@@ -60,11 +60,13 @@ def test_validation_data_without_a_length_need_a_number_of_steps():
         ctl.fit(model, filled(8, 3), filled(8, 1), validation_data=batches, verbose=0)
 
 
-def test_validation_steps_limit_a_py_dataset():
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+@pytest.mark.parametrize("steps", [2, 5])
+def test_validation_steps_limit_a_py_dataset(steps):
     batches = Given([(filled(4, 3), i * filled(4, 1)) for i in (1, 1, 9)])
     histories = [
-        fit(compiled_with_zeros(), filled(8, 3), filled(8, 1), validation_data=batches, validation_steps=2,
-            verbose=0).history
+        fit(compiled_with_zeros(), filled(8, 3), filled(8, 1), verbose=0, validation_data=batches,
+            validation_steps=steps).history
         for fit in (keras.Model.fit, ctl.fit)
     ]  # fmt: skip
     assert histories[0]["val_loss"] == pytest.approx(histories[1]["val_loss"], rel=1e-5)

@@ -31,7 +31,7 @@ class Leaving(faulty.Evaluated if os.environ.get("EVALUATES") else faulty.Faulty
         if "DATASET" not in os.environ:
             return data
         examples = tf.data.Dataset.from_tensor_slices(data.read_first(faulty.EXAMPLES))
-        return examples.repeat().batch(batch_size)
+        return examples.repeat().batch(batch_size, drop_remainder=True)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch):

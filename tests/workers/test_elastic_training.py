@@ -60,9 +60,7 @@ def test_batches_of_a_dataset_are_shared_exactly_by_the_remaining_workers(start,
     assert result.code == 0, result.output[-6000:]
     check_is_exact(tmp_path / "m", tmp_path / "alone")
     traces = [f["pid"] for f in facts if "traced" in f]
-    assert sizes_of(facts) == [3, 2] and sorted(traces) == sorted(
-        set(traces)
-    )  # used again for other shares
+    assert sizes_of(facts) == [3, 2] and sorted(traces) == sorted(set(traces))
 
 
 @pytest.mark.slow
