@@ -194,7 +194,7 @@ class Trainer(UserMethods):
         Raises UsageError before training starts, NonFiniteError if a gradient is NaN or infinite, and
         Stopped after a signal and a checkpoint.
 
-        An evaluator task evaluates each checkpoint instead, until the training has ended: docs/evaluator.md.
+        An evaluator task evaluates each checkpoint until the training has ended; see docs/evaluator.md.
         """
         if self.topology.evaluates:
             return Results(following.follow_training(self._prepare_trainer(), self._run_options))
