@@ -199,6 +199,8 @@ def test_a_checkpoint_of_another_model_cannot_be_restored(tmp_path, state, save)
 def test_a_missing_directory_is_a_read_error_and_has_no_newest_step(tmp_path, state, monkeypatch):
     with pytest.raises(ReadError, match="none/ckpt-1 cannot be read"):
         restore_state(state, tmp_path / "none" / "ckpt-1", {})
+    with pytest.raises(ReadError, match="cannot be read: No such file"):
+        restore_state(state, tmp_path / "lr[1]" / "ckpt-1", {})
     restoring.check_newest_is_visible(tmp_path / "none", [-1])
     with monkeypatch.context() as patch:
         patch.setattr(commit, "survey_checkpoints", fail)

@@ -156,6 +156,11 @@ class MadeOutside(Small):
 def test_an_optimizer_that_was_made_in_init_is_refused_on_two_replicas(two_replicas):
     with pytest.raises(ctl.UsageError, match=r"self\.\w+ was made outside the strategy's scope"):
         MadeOutside(strategy=two_replicas, writers=[]).train(1)
+    other = tf.distribute.OneDeviceStrategy("cpu:0")
+    with pytest.raises(ctl.UsageError, match=r"self\.made_outside was made outside the strategy's scope"):
+        with other.scope():
+            trainer = MadeOutside(strategy="one_device", writers=[])
+        trainer.train(1)
 
 
 def test_what_asynchronous_workers_cannot_do_is_refused(monkeypatch):

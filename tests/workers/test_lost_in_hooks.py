@@ -7,6 +7,7 @@ pytestmark = pytest.mark.workers
 PROGRAM = """
 import json, os, sys
 import ctl
+import tensorflow as tf
 from small_models import Small, every_step
 
 
@@ -14,6 +15,8 @@ class Evaluates(Small):
     def evaluate_without_peer(self):
         if not self.topology.is_chief:
             os._exit(9)
+        if sys.argv[1] == "collective":
+            self.strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.ones([2])))
         self.evaluate()
 
 
@@ -32,7 +35,7 @@ class Callback(ctl.NullCallback):
             self.trainer.evaluate_without_peer()
 
 
-trainer_class, callbacks = (InHook, []) if sys.argv[1] == "hook" else (Evaluates, [Callback()])
+trainer_class, callbacks = (Evaluates, [Callback()]) if sys.argv[1] == "callback" else (InHook, [])
 intervals = every_step(steps_per_loop=1)
 trainer = trainer_class(strategy="multi_worker", writers=[], intervals=intervals, callbacks=callbacks)
 try:
@@ -42,7 +45,7 @@ except ctl.CtlError as e:
 """
 
 
-@pytest.mark.parametrize("caller", ["hook", "callback"])
+@pytest.mark.parametrize("caller", ["hook", "callback", "collective"])
 def test_a_lost_worker_is_no_error_of_the_method_of_the_user(run_program, caller):
     chief, lost = run_program(2, ["-c", PROGRAM, caller])
     assert lost.code == 9 and chief.json["code"] == 134, chief.output
