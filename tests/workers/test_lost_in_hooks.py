@@ -15,7 +15,7 @@ class Evaluates(Small):
     def evaluate_without_peer(self):
         if not self.topology.is_chief:
             os._exit(9)
-        if sys.argv[1] == "collective":
+        if sys.argv[1] != "hook":
             self.strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.ones([2])))
         self.evaluate()
 
@@ -37,7 +37,9 @@ class Callback(ctl.NullCallback):
 
 trainer_class, callbacks = (Evaluates, [Callback()]) if sys.argv[1] == "callback" else (InHook, [])
 intervals = every_step(steps_per_loop=1)
-trainer = trainer_class(strategy="multi_worker", writers=[], intervals=intervals, callbacks=callbacks)
+communication = "auto" if sys.argv[1] == "hook" else "ring"
+trainer = trainer_class(strategy="multi_worker", writers=[], intervals=intervals, callbacks=callbacks,
+                        communication=communication)
 try:
     trainer.train(4)
 except ctl.CtlError as e:
